@@ -1,0 +1,1 @@
+"""The pure core: state machines without I/O, clock, randomness or logging."""
