@@ -1,0 +1,385 @@
+"""The block table: what every block of the pool is now, and who keeps it so.
+
+    reset --reserve--> filling --commit and every span saved--> ready --evict--> reset
+                          |                                       |
+                          +------------- poison ---> poisoned <---+
+                                                        |
+                                  last pin and last open save gone: reset
+
+* A *filling* block is private to the request that reserved it. Its owner may load and rewrite it.
+* It is *ready*, visible to look-ups, when its commit has come, the last ended save of every span
+  made exactly the commit's token count valid, and no save into it is open.
+* Pins and open saves are kept by name. While one exists the block is neither evicted nor
+  reserved again nor freed (R11): abort, eviction of its owner and poison only mark it.
+* Its owner may go before its saves have ended. A committed block then waits for them until
+  `orphan_deadline`; an uncommitted one is poisoned.
+
+`free_blocks + sum of the other states == total` at every moment; `kvd.core.check` verifies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from kvd.core.errors import LocalError
+from kvd.core.evict import EvictionPolicy
+from kvd.core.ids import Pin, ReadId, RequestKey, SaveId
+from kvd.core.prefix import BlockIndex
+
+
+class BlockState(IntEnum):
+    """State of a block; the values are those of the block headers."""
+
+    RESET = 0
+    FILLING = 1
+    READY = 2
+    POISONED = 3
+
+
+class CommitStatus(IntEnum):
+    """What a commit achieved."""
+
+    PENDING = 0
+    READY = 1
+    DUPLICATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """How blocks of the pool divide: spans are (layer, shard)."""
+
+    block_tokens: int
+    num_layers: int
+    num_shards: int = 1
+
+    @property
+    def num_spans(self) -> int:
+        """Spans that must be saved before a block is ready."""
+        return self.num_layers * self.num_shards
+
+    def span(self, layer: int, shard: int) -> int:
+        """Index of a span."""
+        return layer * self.num_shards + shard
+
+
+BlockKey = tuple[int, bytes]
+"""(namespace, 32-byte hash)"""
+
+
+@dataclass(slots=True)
+class Fill:
+    """A filling block: its owner, and how far each span is.
+
+    tokens:  per span, token count that the last ended save made valid (0: none, or it failed).
+    open:    span -> the save that is writing it now, and the count it announced.
+    want:    token count of the commit, 0 before it came.
+    """
+
+    owner: RequestKey
+    tokens: list[int]
+    open: dict[int, tuple[SaveId, int]] = field(default_factory=dict)
+    key: BlockKey | None = None
+    want: int = 0
+    duplicate: bool = False
+    orphan_deadline: int = 0
+
+    def is_complete(self) -> bool:
+        """Committed, nothing open, and every span holds exactly the committed tokens."""
+        want = self.want
+        return want > 0 and not self.open and all(have == want for have in self.tokens)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a call did that the world outside the table must learn."""
+
+    ready: list[int] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    poisoned: list[int] = field(default_factory=list)
+
+
+class BlockTable:
+    """States, pins, spans and keys of all blocks of one pool."""
+
+    def __init__(
+        self, total: int, shape: BlockShape, index: BlockIndex, policy: EvictionPolicy
+    ) -> None:
+        """An empty pool of `total` blocks."""
+        self.total = total
+        self.shape = shape
+        self.index = index
+        self.policy = policy
+        self.state = bytearray(total)
+        self.free = list(range(total - 1, -1, -1))
+        self.counts = [total, 0, 0, 0]
+        self.fills: dict[int, Fill] = {}
+        self.keys: dict[int, tuple[BlockKey, int]] = {}
+        self.pins: dict[int, set[Pin]] = {}
+        self.span_readers: dict[tuple[int, int], set[ReadId]] = {}
+        self.save_blocks: dict[SaveId, tuple[int, tuple[int, ...]]] = {}
+        self.changes = Changes()
+
+    def take_changes(self) -> Changes:
+        """Hand over what happened since the last call."""
+        changes = self.changes
+        if changes.ready or changes.freed or changes.evicted or changes.poisoned:
+            self.changes = Changes()
+        return changes
+
+    # Pins -----------------------------------------------------------------------------------
+
+    def pin(self, block: int, pin: Pin) -> None:
+        """Keep a block. The caller has seen that it is ready, or its own filling block."""
+        pins = self.pins.get(block)
+        if pins is None:
+            self.pins[block] = {pin}
+            self.policy.withdraw(block)
+        else:
+            pins.add(pin)
+
+    def unpin(self, block: int, pin: Pin) -> None:
+        """Drop one named pin; one that is not there is no error (it is named, not counted)."""
+        pins = self.pins.get(block)
+        if pins is None or pin not in pins:
+            return
+        pins.discard(pin)
+        if pins:
+            return
+        del self.pins[block]
+        if self.state[block] == BlockState.READY:
+            self.policy.admit(block)
+        else:
+            self._free_if_dead(block)
+
+    def pin_span(self, block: int, layer: int, read: ReadId) -> None:
+        """Pin a block for a reader of one layer; the layer is not rewritten meanwhile."""
+        self.pin(block, read)
+        self.span_readers.setdefault((block, layer), set()).add(read)
+
+    def unpin_span(self, block: int, layer: int, read: ReadId) -> None:
+        """The reader of one layer has ended."""
+        readers = self.span_readers.get((block, layer))
+        if readers is not None:
+            readers.discard(read)
+            if not readers:
+                del self.span_readers[block, layer]
+        self.unpin(block, read)
+
+    # Reserve, commit, abandon -----------------------------------------------------------------
+
+    def reserve(self, owner: RequestKey, count: int) -> list[int]:
+        """Take `count` private blocks, evicting as needed; all or nothing.
+
+        Raises: LocalError(reserve_too_large | pool_full), with nothing changed.
+        """
+        if count > self.total:
+            raise LocalError("reserve_too_large", want=count, total=self.total)
+        evictable = len(self.policy)
+        if count > len(self.free) + evictable:
+            raise LocalError(
+                "pool_full",
+                want=count,
+                free=len(self.free),
+                evictable=evictable,
+                total=self.total,
+            )
+        while len(self.free) < count:
+            self._evict_one()
+        taken = [self.free.pop() for _ in range(count)]
+        spans = self.shape.num_spans
+        for block in taken:
+            self._set(block, BlockState.FILLING)
+            self.fills[block] = Fill(owner, [0] * spans)
+            self.pins[block] = {owner}
+        return taken
+
+    def commit(self, engine: str, block: int, key: BlockKey, tokens: int) -> CommitStatus:
+        """Give a filling block its key. It is ready once all its spans are.
+
+        Raises: LocalError(block_not_reserved | block_poisoned).
+        """
+        held = self.keys.get(block)
+        if held is not None and held == (key, tokens):
+            return CommitStatus.READY
+        fill = self.own_fill(engine, block)
+        if self.index.get(*key) is not None:
+            fill.duplicate = True
+            return CommitStatus.DUPLICATE
+        fill.key = key
+        fill.want = tokens
+        return self._try_ready(block, fill)
+
+    def own_fill(self, engine: str, block: int) -> Fill:
+        """The filling block `block`, if `engine` reserved it.
+
+        Raises: LocalError(block_not_reserved | block_poisoned).
+        """
+        fill = self.fills.get(block) if 0 <= block < self.total else None
+        if fill is None or fill.owner.engine != engine:
+            raise LocalError("block_not_reserved", block=block, request="?", engine=engine)
+        if self.state[block] == BlockState.POISONED:
+            raise LocalError("block_poisoned", block=block, detail="a save into it failed")
+        return fill
+
+    def abandon(self, block: int, owner: RequestKey, now: int, grace: int) -> None:
+        """The owner drops a block: its pin goes, and what nobody else needs is freed.
+
+        A committed block whose saves are still open stays until they have ended, `grace` ns at
+        most; then it is poisoned like an uncommitted one.
+        """
+        fill = self.fills.get(block)
+        if fill is not None and fill.owner == owner and self.state[block] == BlockState.FILLING:
+            if fill.key is None or fill.duplicate:
+                self.poison(block)
+            else:
+                fill.orphan_deadline = now + grace
+        self.unpin(block, owner)
+
+    def expire_orphans(self, now: int) -> None:
+        """Poison committed blocks without an owner whose saves never came."""
+        late = [b for b, f in self.fills.items() if f.orphan_deadline and f.orphan_deadline <= now]
+        for block in late:
+            if self.state[block] == BlockState.FILLING:
+                self.poison(block)
+
+    def poison(self, block: int) -> None:
+        """The data is not valid: no look-up finds it, and it is freed when nobody needs it."""
+        state = self.state[block]
+        if state == BlockState.READY:
+            (namespace, block_hash), _ = self.keys.pop(block)
+            self.index.remove(namespace, block_hash)
+            self.policy.withdraw(block)
+        elif state != BlockState.FILLING:
+            return
+        self._set(block, BlockState.POISONED)
+        self.changes.poisoned.append(block)
+        self._free_if_dead(block)
+
+    # Saves ------------------------------------------------------------------------------------
+
+    def check_save(self, engine: str, block: int, layer: int, shard: int, tokens: int) -> None:
+        """Whether a save into this span may start.
+
+        Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
+        """
+        fill = self.own_fill(engine, block)
+        if not 0 < tokens <= self.shape.block_tokens:
+            raise LocalError(
+                "limit_reached",
+                what="tokens in a block",
+                value=tokens,
+                limit=self.shape.block_tokens,
+                key="block_tokens",
+            )
+        if self.shape.span(layer, shard) in fill.open:
+            raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+        if (block, layer) in self.span_readers:
+            raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
+
+    def begin_save(
+        self, save: SaveId, layer: int, shard: int, blocks: tuple[int, ...], tokens: tuple[int, ...]
+    ) -> None:
+        """A checked save starts: until it ends its blocks are kept (R11)."""
+        span = self.shape.span(layer, shard)
+        for block, count in zip(blocks, tokens, strict=True):
+            fill = self.fills[block]
+            fill.open[span] = (save, count)
+            fill.tokens[span] = 0
+        self.save_blocks[save] = (span, blocks)
+
+    def end_save(self, save: SaveId, ok: bool, tokens: tuple[int, ...] = ()) -> None:
+        """A save ended; exactly the spans that it opened are marked.
+
+        tokens: per target block what the copy made valid; () = what was announced.
+        """
+        opened = self.save_blocks.pop(save, None)
+        if opened is None:
+            return
+        span, blocks = opened
+        for at, block in enumerate(blocks):
+            fill = self.fills[block]
+            _, announced = fill.open.pop(span)
+            fill.tokens[span] = (tokens[at] if tokens else announced) if ok else 0
+            if not ok:
+                self.poison(block)
+            if self.state[block] == BlockState.POISONED:
+                self._free_if_dead(block)
+            elif fill.want:
+                self._try_ready(block, fill)
+
+    def check_load(
+        self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int
+    ) -> None:
+        """Whether `owner` may load `tokens` tokens of this span now.
+
+        Raises: LocalError(block_not_reserved | block_poisoned | span_busy | span_unwritten).
+        """
+        state = self.state[block] if 0 <= block < self.total else BlockState.RESET
+        if state == BlockState.POISONED:
+            raise LocalError("block_poisoned", block=block, detail="its data is not valid")
+        if owner not in self.pins.get(block, ()):
+            raise LocalError(
+                "block_not_reserved", block=block, request=owner.request, engine=owner.engine
+            )
+        if state == BlockState.READY:
+            have = self.keys[block][1]
+        else:
+            span = self.shape.span(layer, shard)
+            fill = self.fills[block]
+            if span in fill.open:
+                raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+            have = fill.tokens[span]
+        if have < tokens:
+            raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
+
+    # Inside -----------------------------------------------------------------------------------
+
+    def _try_ready(self, block: int, fill: Fill) -> CommitStatus:
+        if not fill.is_complete():
+            return CommitStatus.PENDING
+        assert fill.key is not None
+        if self.index.get(*fill.key) is not None:
+            fill.duplicate = True
+            fill.want = 0
+            if not self.pins.get(block):
+                self.poison(block)
+            return CommitStatus.DUPLICATE
+        del self.fills[block]
+        self._set(block, BlockState.READY)
+        self.keys[block] = (fill.key, fill.want)
+        self.index.put(*fill.key, block)
+        self.changes.ready.append(block)
+        if block not in self.pins:
+            self.policy.admit(block)
+        return CommitStatus.READY
+
+    def _evict_one(self) -> None:
+        block = self.policy.victim()
+        assert block is not None
+        assert block not in self.pins
+        self.policy.withdraw(block)
+        (namespace, block_hash), _ = self.keys.pop(block)
+        self.index.remove(namespace, block_hash)
+        self.changes.evicted.append(block)
+        self._reset(block)
+
+    def _free_if_dead(self, block: int) -> None:
+        if self.state[block] != BlockState.POISONED or block in self.pins:
+            return
+        fill = self.fills.get(block)
+        if fill is not None and fill.open:
+            return
+        self.fills.pop(block, None)
+        self.changes.freed.append(block)
+        self._reset(block)
+
+    def _reset(self, block: int) -> None:
+        self._set(block, BlockState.RESET)
+        self.free.append(block)
+
+    def _set(self, block: int, state: BlockState) -> None:
+        self.counts[self.state[block]] -= 1
+        self.counts[state] += 1
+        self.state[block] = state

@@ -1,0 +1,36 @@
+"""The prefix index as the core knows it: (namespace, block hash) -> ready block.
+
+The hash of a block covers all tokens before it too (the engine chains them), so the longest
+prefix hit is the longest run of leading hashes that are present.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+HASH_BYTES = 32
+
+
+class BlockIndex(Protocol):
+    """Where ready blocks are found. Implementations live in `kvd.store`."""
+
+    def get(self, namespace: int, block_hash: bytes) -> int | None:
+        """The ready block with this key."""
+
+    def prefix(self, namespace: int, hashes: bytes) -> list[int]:
+        """Blocks of the longest run of leading hashes present.
+
+        hashes: n x 32 bytes, first block first.
+        """
+
+    def put(self, namespace: int, block_hash: bytes, block: int) -> None:
+        """Add a key that is not there yet."""
+
+    def remove(self, namespace: int, block_hash: bytes) -> None:
+        """Remove a key that is there."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def __len__(self) -> int:
+        """Number of keys."""

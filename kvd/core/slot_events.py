@@ -1,0 +1,313 @@
+"""What can happen to one slot (past tense), and what must then be done (imperative).
+
+The same event objects travel from the translated frame through the machine into `release.py`;
+the machine uses the fields about blocks and peers, the release rule uses only the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvd.core.holds import HoldKind, Truth
+from kvd.core.ids import Owner, ReadId, SlotRef
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """Blocks that a tenancy loads for one request, in order; `tokens` in all of them together."""
+
+    request: str
+    blocks: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSpec:
+    """One save that a tenancy starts.
+
+    saver:  name of the SAVE hold, unique in the tenancy.
+    blocks: target blocks, each reserved by the engine.
+    tokens: for each block how many of its tokens are valid once the save has ended.
+    """
+
+    saver: str
+    blocks: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """One read that a tenancy offers.
+
+    read:          its name (attempt 0).
+    peer:          address of the kvd that executes it for the decode engine.
+    end:           rows [read.start, end) of the transfer's tokens.
+    device_blocks: the producer's block ids that hold these rows in the slot, in order.
+    pool_blocks:   the pool blocks that the tenancy's save puts the same rows into, or ().
+    """
+
+    read: ReadId
+    peer: str
+    end: int
+    device_blocks: tuple[int, ...] = ()
+    pool_blocks: tuple[int, ...] = ()
+
+
+# Events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The engine began to use a free slot; its loads may start once this was answered."""
+
+    ref: SlotRef
+    layer: int = -1
+    loads: tuple[LoadSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    """The loads of a tenancy have ended: their source blocks are not read any more."""
+
+    ref: SlotRef
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The layer's KV is final: every save and read of the tenancy is armed now (R2)."""
+
+    ref: SlotRef
+    layer: int = -1
+    saves: tuple[SaveSpec, ...] = ()
+    reads: tuple[ReadSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Attention over the slot has ended."""
+
+    ref: SlotRef
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnded:
+    """A save ended; `tokens` per target block as in its SaveSpec, () = as announced."""
+
+    ref: SlotRef
+    saver: str
+    ok: bool
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClaimed:
+    """A reader is ready to read and asks for its grant.
+
+    claim: number of this claim in the reader's books; the grant repeats it, and a reader accepts
+        no grant with another number (a late grant must not start a read it has given up).
+    """
+
+    ref: SlotRef
+    read: ReadId
+    executor: str
+    claim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """A granted read ended."""
+
+    ref: SlotRef
+    read: ReadId
+    executor: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The executor of a doubted hold said what it knows."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+    truth: Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Asked for: the party of this hold can provably not touch the slot any more."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Unfenceable:
+    """Asked for: nobody can prove that the party of this hold is gone."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorDied:
+    """A process is proven dead: whatever it executed has stopped."""
+
+    ref: SlotRef
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """The tenancy's data is not valid (a load or the computation failed)."""
+
+    ref: SlotRef
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The slot's owner is gone: what nobody has claimed is revoked."""
+
+    ref: SlotRef
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+    ref: SlotRef
+
+
+SlotEvent = (
+    Acquired
+    | LoadEnded
+    | Written
+    | Computed
+    | SaveEnded
+    | ReadClaimed
+    | ReadEnded
+    | Answered
+    | Fenced
+    | Unfenceable
+    | ExecutorDied
+    | Poisoned
+    | Abandoned
+    | Ticked
+)
+
+
+# Effects ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The last hold is gone: publish the next epoch as free."""
+
+    ref: SlotRef
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRead:
+    """Tell the reader's kvd that it may claim."""
+
+    ref: SlotRef
+    read: ReadId
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRead:
+    """Tell the reader that it may read now."""
+
+    ref: SlotRef
+    read: ReadId
+    executor: str
+    claim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectRead:
+    """The hold is lifted; pin the pool span in this very transition and offer that instead."""
+
+    ref: SlotRef
+    read: ReadId
+
+
+@dataclass(frozen=True, slots=True)
+class FailRead:
+    """The hold is lifted and the rows will not come: the transfer fails, nothing else does."""
+
+    ref: SlotRef
+    read: ReadId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSave:
+    """A save has ended: mark its spans, or poison its blocks."""
+
+    ref: SlotRef
+    saver: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonTenancy:
+    """Whatever was or will be copied out of this tenancy must not become readable."""
+
+    ref: SlotRef
+
+
+@dataclass(frozen=True, slots=True)
+class AskTruth:
+    """Ask the executor what became of this hold."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskFence:
+    """Have the party of this hold stopped, or proven dead."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportQuarantine:
+    """The hold cannot be fenced: show it, rebind the slot's layers, end who depends on it."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """An expected race or an illegal event: nothing changed; `why` is counted."""
+
+    ref: SlotRef
+    why: str
+
+
+SlotEffect = (
+    Release
+    | OfferRead
+    | GrantRead
+    | RedirectRead
+    | FailRead
+    | SettleSave
+    | PoisonTenancy
+    | AskTruth
+    | AskFence
+    | ReportQuarantine
+    | Ignore
+)

@@ -1,0 +1,1 @@
+"""Storage engines and the block index."""
