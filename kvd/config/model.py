@@ -1,0 +1,273 @@
+"""What can be configured: one frozen model per section of `kvd.toml`, defaults included.
+
+The descriptions are the documentation: `etc/kvd.toml`, `docs/limits.md` and `kvctl config` are
+made from them. Values are plain integers in bytes and nanoseconds; texts with units are read in
+`load`, so that code builds models with numbers: `PoolConfig(size=64 << 20)`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, Field
+
+from kvd.config.fields import (
+    Bytes,
+    Nanoseconds,
+    choice_field,
+    count_field,
+    duration_field,
+    flag_field,
+    size_field,
+    text_field,
+)
+from kvd.config.limits import LimitsConfig
+
+_UID_MAX: Final = 2**32 - 2  # 2^32 - 1 means "no uid" to the kernel
+
+HugePages = Literal["require", "prefer", "off"]
+
+
+class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The daemon itself: where it listens, who may attach, how it logs and stops."""
+
+    runtime_dir: str = text_field(
+        "",
+        r"^(/[^\x00]*)?$",
+        "an absolute path, or empty",
+        "Directory of the sockets and the lock. Empty: $RUNTIME_DIRECTORY (set by systemd), else "
+        "/run/kvd for root, else $XDG_RUNTIME_DIR/kvd. KVD_RUNTIME_DIR sets it too. Keep it short: "
+        "the path of a socket in it may have 107 bytes.",
+    )
+    allowed_uids: tuple[Annotated[int, Field(ge=0, le=_UID_MAX)], ...] = Field(
+        default=(),
+        strict=False,  # TOML gives a list
+        description="Users that may attach, besides root and the user of the daemon. Engines that "
+        "share a region trust each other; give tenants regions of their own.",
+        json_schema_extra={
+            "kind": "uids",
+            "rule": f"a list of user ids between 0 and {_UID_MAX}",
+            "reloadable": True,
+        },
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = choice_field(
+        "info",
+        "debug info warning error",
+        "Least severe log event that is written.",
+        reloadable=True,
+    )
+    log_format: Literal["auto", "json", "console"] = choice_field(
+        "auto",
+        "auto json console",
+        "Form of log events: one JSON document a line, or text for people. auto: console on a "
+        "terminal, json elsewhere.",
+    )
+    frame_size_max: Bytes = size_field(
+        "4MiB",
+        "64KiB",
+        "64MiB",
+        "Largest control message. A larger one is refused with frame_too_large before it is read. "
+        "It must hold the hashes of limits.blocks_per_request blocks.",
+    )
+    grace_period: Nanoseconds = duration_field(
+        "5s",
+        "0s",
+        "10min",
+        "Time that running transfers get to end when the daemon is asked to stop.",
+        reloadable=True,
+    )
+    oom_score_adj: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        default=None,
+        description="Written to /proc/self/oom_score_adj at start; lower values need the right to "
+        'do so. "none" leaves it as the service manager set it.',
+        json_schema_extra={
+            "kind": "optional_count",
+            "rule": 'between -1000 and 1000, or "none"',
+            "reloadable": False,
+        },
+    )
+
+
+class PoolConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The host memory that holds blocks of prefill engines."""
+
+    size: Bytes = size_field(
+        "1GiB",
+        "64KiB",
+        "64TiB",
+        "Host memory for blocks. It is populated at start; the daemon refuses to start when it "
+        "does not fit. Rounded up to whole pages.",
+    )
+    huge_pages: HugePages = choice_field(
+        "prefer",
+        "require prefer off",
+        "require: start only with huge pages of the kernel's pool (vm.nr_hugepages). prefer: use "
+        "them when enough are free, else ordinary pages, and say so in the status. off: ordinary "
+        "pages. Huge pages make populating three times and scattered reads 1.5 times faster.",
+    )
+    populate_step: Bytes = size_field(
+        "64MiB",
+        "2MiB",
+        "64GiB",
+        "Memory populated between two reports of progress at start.",
+    )
+    headroom: Bytes = size_field(
+        "512MiB",
+        "0B",
+        "4TiB",
+        "Host memory that must stay available to everyone else after the pool or a decode region "
+        "is populated; what does not leave that much is refused.",
+    )
+    eviction: Literal["lru"] = choice_field(
+        "lru", "lru", "Which unpinned block makes room. lru: the one whose last use is oldest."
+    )
+    block_count_max: int = count_field(
+        1_048_576,
+        1,
+        16_777_216,
+        "Blocks of the pool.",
+        at_limit="A pool of more blocks uses only so many; the rest of its memory stays unused and "
+        "the status says so.",
+    )
+
+
+class RegionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The host memory that holds the full KV of decode engines."""
+
+    size_max: Bytes = size_field(
+        "0B",
+        "0B",
+        "64TiB",
+        "Memory that all decode regions together may have; one more is refused with limit_reached. "
+        "0B: no cap of its own, only what the host has free (see pool.headroom).",
+        reloadable=True,
+    )
+    huge_pages: HugePages = choice_field(
+        "prefer",
+        "require prefer off",
+        "Pages of decode regions; meaning as for pool.huge_pages.",
+    )
+
+
+class ReleaseConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Deadlines of the release rule. None of them frees memory: a missed one asks for the truth."""
+
+    compute_deadline: Nanoseconds = duration_field(
+        "60s",
+        "100ms",
+        "24h",
+        "Longest time a slot is computed with before its engine is asked about it.",
+        reloadable=True,
+    )
+    save_deadline: Nanoseconds = duration_field(
+        "20s",
+        "100ms",
+        "1h",
+        "Longest time a save runs before its hold is suspect.",
+        reloadable=True,
+    )
+    offer_deadline: Nanoseconds = duration_field(
+        "10s",
+        "100ms",
+        "1h",
+        "Longest time an offered read stays unclaimed before the offer is revoked.",
+        reloadable=True,
+    )
+    read_deadline: Nanoseconds = duration_field(
+        "5s",
+        "100ms",
+        "1h",
+        "Longest time a granted read runs before its hold is suspect.",
+        reloadable=True,
+    )
+    query_interval: Nanoseconds = duration_field(
+        "500ms",
+        "10ms",
+        "1min",
+        "Pause between two questions about a suspect hold.",
+        reloadable=True,
+    )
+    query_attempts: int = count_field(
+        6,
+        1,
+        1000,
+        "Questions about a suspect hold before a fence is asked for.",
+        reloadable=True,
+    )
+    read_attempts: int = count_field(
+        2,
+        1,
+        100,
+        "Times that a read which failed and ended is tried before its transfer fails.",
+        reloadable=True,
+    )
+
+
+class LeasesConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """How long a promise lasts when nobody renews it."""
+
+    lookup_lease: Nanoseconds = duration_field(
+        "30s",
+        "100ms",
+        "1h",
+        "Time that blocks found by a lookup stay pinned until the request reserves or renews.",
+        reloadable=True,
+    )
+
+
+class PeersConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Other kvd daemons, for the hand-off from prefill to decode."""
+
+    listen_host: str = text_field(
+        "127.0.0.1",
+        r"^([0-9A-Za-z._-]{1,253}|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Za-z:.%]{0,64})$",
+        "an address or host name, without a port",
+        "Address on which the daemon accepts peers, on the ports of its registered ranks. Peers "
+        "are not authenticated beyond their handshake: never use a public address.",
+    )
+    connect_timeout: Nanoseconds = duration_field(
+        "5s",
+        "50ms",
+        "5min",
+        "Longest time that reaching a peer and agreeing with it takes.",
+        reloadable=True,
+    )
+    transfer_deadline: Nanoseconds = duration_field(
+        "120s",
+        "1s",
+        "24h",
+        "Longest life of a transfer whose request carries no deadline of its own.",
+        reloadable=True,
+    )
+
+
+class ReadinessConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """When /readyz answers that the daemon should get no new work."""
+
+    oldest_wait_max: Nanoseconds = duration_field(
+        "120s",
+        "1s",
+        "24h",
+        "Longest wait for a slot or a block that still counts as healthy.",
+        reloadable=True,
+    )
+
+
+class MetricsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """What /metrics shows."""
+
+    enabled: bool = flag_field(True, "Whether /metrics is served on the admin socket.")
+
+
+class Config(BaseModel, frozen=True, extra="forbid", strict=True):
+    """The whole configuration; `Config()` is the defaults."""
+
+    server: ServerConfig = ServerConfig()
+    pool: PoolConfig = PoolConfig()
+    regions: RegionsConfig = RegionsConfig()
+    release: ReleaseConfig = ReleaseConfig()
+    leases: LeasesConfig = LeasesConfig()
+    limits: LimitsConfig = LimitsConfig()
+    peers: PeersConfig = PeersConfig()
+    readiness: ReadinessConfig = ReadinessConfig()
+    metrics: MetricsConfig = MetricsConfig()
