@@ -80,6 +80,8 @@ def transition(slot: Slot, event: ev.SlotEvent, now: int, rules: Rules) -> Outco
             return _claimed(slot, event, now, rules)
         case ev.ReadEnded(_, read, executor, ok):
             return _read_ended(slot, read, executor, ok, now, rules)
+        case ev.ReadDeclined(_, read):
+            return _declined(slot, read)
         case ev.Ticked():
             return _ticked(slot, now, rules)
         case ev.Answered(_, kind, owner, truth):
@@ -237,6 +239,15 @@ def _claimed(slot: Slot, event: ev.ReadClaimed, now: int, rules: Rules) -> Outco
     return slot, (grant,)
 
 
+def _declined(slot: Slot, read: ReadId) -> Outcome:
+    hold = slot.find(HoldKind.READ, read)
+    if hold is None:
+        return slot, (ev.Ignore(slot.ref, "no_such_hold"),)
+    if hold.phase is Phase.RUNNING:
+        return slot, (ev.Ignore(slot.ref, "granted"),)
+    return settle(without(slot, hold), [ev.FailRead(slot.ref, read, "declined")])
+
+
 def _read_ended(
     slot: Slot, read: ReadId, executor: str, ok: bool, now: int, rules: Rules
 ) -> Outcome:
@@ -258,12 +269,12 @@ def _end_read(slot: Slot, hold: Hold, ok: bool, now: int, rules: Rules) -> Outco
     if slot.poisoned:
         return settle(slot, [ev.FailRead(slot.ref, read, "poisoned")])
     if ok:
-        return settle(slot, [])
-    if slot.saved is Saved.DONE:
-        return settle(slot, [ev.RedirectRead(slot.ref, read)])
+        return settle(slot, [ev.FinishRead(slot.ref, read)])
     if read.attempt + 1 >= rules.timing.read_attempts:
         return settle(slot, [ev.FailRead(slot.ref, read, "read_failed")])
     again = read.next_attempt()
+    if slot.saved is Saved.DONE:
+        return settle(slot, [ev.RedirectRead(slot.ref, again)])
     slot = replace(slot, holds=(*slot.holds, offered(again, now, rules.timing)))
     return slot, (ev.OfferRead(slot.ref, again),)
 

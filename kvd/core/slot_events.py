@@ -116,6 +116,14 @@ class ReadClaimed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadDeclined:
+    """The reader will never claim this offer (its request is over)."""
+
+    ref: SlotRef
+    read: ReadId
+
+
+@dataclass(frozen=True, slots=True)
 class ReadEnded:
     """A granted read ended."""
 
@@ -189,6 +197,7 @@ SlotEvent = (
     | Computed
     | SaveEnded
     | ReadClaimed
+    | ReadDeclined
     | ReadEnded
     | Answered
     | Fenced
@@ -230,7 +239,18 @@ class GrantRead:
 
 @dataclass(frozen=True, slots=True)
 class RedirectRead:
-    """The hold is lifted; pin the pool span in this very transition and offer that instead."""
+    """The hold is lifted; pin the pool span in this very transition and offer that instead.
+
+    read: the name to offer it under: the old one if it was never granted, else the next attempt.
+    """
+
+    ref: SlotRef
+    read: ReadId
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRead:
+    """The rows have arrived."""
 
     ref: SlotRef
     read: ReadId
@@ -303,6 +323,7 @@ SlotEffect = (
     | OfferRead
     | GrantRead
     | RedirectRead
+    | FinishRead
     | FailRead
     | SettleSave
     | PoisonTenancy
