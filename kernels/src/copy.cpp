@@ -1,0 +1,127 @@
+// Checks of a span list and the choice of a kernel; the kernels themselves are in copy_*.cpp.
+#include "copy.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+#include "region.hpp"
+
+namespace kvd {
+namespace {
+
+void copy_scalar(uint8_t* dst, const uint8_t* src, std::span<const Span> spans) {
+  for (const Span& span : spans) std::memcpy(dst + span.dst, src + span.src, span.bytes);
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+bool runs_avx512() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") != 0;
+#else
+  return false;
+#endif
+}
+
+bool runs_avx2() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") != 0;
+#else
+  return false;
+#endif
+}
+
+struct Kernel {
+  const char* name;
+  CopyFn copy;
+  bool runs;
+};
+
+// Best first.
+std::array<Kernel, 4> all_kernels() {
+  return {{
+      {"avx512", copy_avx512(), runs_avx512()},
+      {"avx2", copy_avx2(), runs_avx2()},
+      {"neon", copy_neon(), true},  // every aarch64 has it; null elsewhere
+      {"scalar", copy_scalar, true},
+  }};
+}
+
+struct FileRange {
+  uint64_t begin;
+  uint64_t end;
+};
+
+std::vector<FileRange> sorted_ranges(std::span<const Span> spans, uint64_t base,
+                                     uint64_t Span::*offset) {
+  std::vector<FileRange> ranges;
+  ranges.reserve(spans.size());
+  for (const Span& span : spans) {
+    if (span.bytes != 0) ranges.push_back({base + span.*offset, base + span.*offset + span.bytes});
+  }
+  std::ranges::sort(ranges, {}, &FileRange::begin);
+  return ranges;
+}
+
+// Bytes would depend on the order of the copies, and on the kernel.
+void refuse_overlap(const Region& dst, const Region& src, std::span<const Span> spans) {
+  const auto to = sorted_ranges(spans, dst.file_offset(), &Span::dst);
+  const auto from = sorted_ranges(spans, src.file_offset(), &Span::src);
+  uint64_t from_end = 0;
+  size_t next = 0;
+  for (const FileRange& range : to) {
+    // from_end: the furthest end of any source that begins before this destination ends.
+    while (next < from.size() && from[next].begin < range.end) {
+      from_end = std::max(from_end, from[next++].end);
+    }
+    if (from_end > range.begin) {
+      throw std::invalid_argument(
+          "destination bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
+          " of the file are also a source of this call: copy overlapping ranges in two calls "
+          "through a third place");
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> copy_kernels() {
+  std::vector<std::string> names;
+  for (const Kernel& kernel : all_kernels()) {
+    if (kernel.copy != nullptr && kernel.runs) names.emplace_back(kernel.name);
+  }
+  return names;
+}
+
+CopyFn find_copy_kernel(std::string_view name) {
+  for (const Kernel& kernel : all_kernels()) {
+    if (kernel.copy == nullptr || !kernel.runs) continue;
+    if (name == "auto" || name == kernel.name) return kernel.copy;
+  }
+  std::string known = "auto";
+  for (const std::string& have : copy_kernels()) known += ", " + have;
+  throw std::invalid_argument("kernel '" + std::string(name) +
+                              "' does not run on this CPU: use one of " + known);
+}
+
+uint64_t check_spans(const Region& dst, const Region& src, std::span<const Span> spans) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const Span& span = spans[i];
+    const bool dst_fits = dst.holds(span.dst, span.bytes);
+    if (!dst_fits || !src.holds(span.src, span.bytes)) {
+      throw std::out_of_range("span " + std::to_string(i) + ": " + std::to_string(span.bytes) +
+                              " bytes at " + (dst_fits ? "src" : "dst") + " offset " +
+                              std::to_string(dst_fits ? span.src : span.dst) +
+                              " do not fit the mapping of " +
+                              std::to_string(dst_fits ? src.size() : dst.size()) + " bytes");
+    }
+    total += span.bytes;
+  }
+  if (dst.same_file(src)) refuse_overlap(dst, src, spans);
+  return total;
+}
+
+}  // namespace kvd
