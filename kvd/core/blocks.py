@@ -139,6 +139,18 @@ class BlockTable:
         else:
             pins.add(pin)
 
+    def pin_all(self, blocks: list[int], pin: Pin) -> None:
+        """Keep several ready blocks, e.g. those of a hit."""
+        pins = self.pins
+        withdraw = self.policy.withdraw
+        for block in blocks:
+            have = pins.get(block)
+            if have is None:
+                pins[block] = {pin}
+                withdraw(block)
+            else:
+                have.add(pin)
+
     def unpin(self, block: int, pin: Pin) -> None:
         """Drop one named pin; one that is not there is no error (it is named, not counted)."""
         pins = self.pins.get(block)

@@ -111,3 +111,11 @@ def member_executor(ref: MemberRef) -> str:
 def kvd_executor(boot_id: str) -> str:
     """The executor name of a kvd that reads for its engines."""
     return f"kvd#{boot_id}"
+
+
+def executor_at(address: str) -> str:
+    """The executor name of whichever kvd read for the engine at this address.
+
+    Used for reads that a member announces: which life of that kvd was granted is not known.
+    """
+    return f"kvd@{address}"

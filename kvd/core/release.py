@@ -127,7 +127,7 @@ def _written(slot: Slot, event: ev.Written, now: int, rules: Rules) -> Outcome:
     if len(event.reads) > rules.max_readers:
         return slot, (ev.Ignore(slot.ref, "too_many_readers"),)
     names: list[Owner] = [save.saver for save in event.saves]
-    names += [spec.read for spec in event.reads]
+    names += [spec.read._replace(attempt=0) for spec in event.reads]
     if len(set(names)) != len(names):
         return slot, (ev.Ignore(slot.ref, "name_twice"),)
     if slot.poisoned:
@@ -234,6 +234,10 @@ def _claimed(slot: Slot, event: ev.ReadClaimed, now: int, rules: Rules) -> Outco
     if hold.phase is Phase.RUNNING:
         if hold.executor != event.executor:
             return slot, (ev.Ignore(slot.ref, "other_reader"),)
+        if hold.doubt is not Doubt.NONE:
+            # The answer "never started", or the fence, may be on its way: a grant given now would
+            # start the read under a hold that is about to be lifted.
+            return slot, (ev.Ignore(slot.ref, "in_doubt"),)
         return slot, (grant,)
     slot = swap(slot, hold, granted(hold, event.executor, now, rules.timing))
     return slot, (grant,)
@@ -356,7 +360,9 @@ def _unfenceable(slot: Slot, kind: HoldKind, owner: Owner, now: int, rules: Rule
 
 
 def _executor_died(slot: Slot, executor: str) -> Outcome:
-    stopped = tuple(hold for hold in slot.holds if hold.executor == executor)
+    stopped = tuple(
+        hold for hold in slot.holds if hold.executor == executor and hold.phase is Phase.RUNNING
+    )
     if not stopped:
         return slot, (ev.Ignore(slot.ref, "no_such_hold"),)
     return _lift_stopped(slot, stopped)

@@ -1,0 +1,172 @@
+"""Both ends of the copies that a member executes: saves into blocks, loads out of them (R11)."""
+
+from __future__ import annotations
+
+from kvd.core import outgoing
+from kvd.core import slot_events as se
+from kvd.core.effects import Effect, StoreGate
+from kvd.core.errors import LocalError
+from kvd.core.holds import HoldKind
+from kvd.core.ids import LoadId, ReadId, RequestKey, SaveId, SlotRef
+from kvd.core.pool_ops import poison_block, pool_of
+from kvd.core.slot import Slot
+from kvd.core.state import Member, State, Tenancy
+
+GATE_FREE = 1
+GATE_HELD = 2
+GATE_QUARANTINED = 3
+"""States of a gate word; `kvd.wire.gate_layout` has the same (a test compares them)."""
+
+# Saves -------------------------------------------------------------------------------------------
+
+
+def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> None:
+    """Everything that could refuse a `Written`, before anything is armed."""
+    if slot.armed or (not event.saves and not event.reads):
+        return
+    if event.layer < 0:
+        raise LocalError("layer_unmapped", layer=event.layer)
+    if event.saves:
+        if not member.contributes:
+            raise LocalError("not_contributor", member=member.ref)
+        table = pool_of(m)
+        if event.layer >= table.shape.num_layers:
+            raise LocalError("layer_unmapped", layer=event.layer)
+        taken: set[int] = set()
+        for save in event.saves:
+            if len(save.blocks) != len(save.tokens) or taken.intersection(save.blocks):
+                raise LocalError("frame_malformed", detail="targets of a save do not add up")
+            taken.update(save.blocks)
+            for block, tokens in zip(save.blocks, save.tokens, strict=True):
+                table.check_save(member.ref.engine, block, event.layer, member.shard, tokens)
+    if event.reads:
+        m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
+        outgoing.check_reads(m, event)
+
+
+def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
+    tenancy.layer = event.layer
+    for save in event.saves:
+        tenancy.saves[save.saver] = save
+        pool_of(m).begin_save(
+            SaveId(event.ref, save.saver), event.layer, member.shard, save.blocks, save.tokens
+        )
+    for spec in event.reads:
+        outgoing.arm(m, member, event.ref, event.layer, spec)
+
+
+def check_counts(member: Member, event: se.SaveEnded) -> None:
+    """Whether the counts that a `SaveEnded` names fit the save that was announced."""
+    tenancy = member.held.get(event.ref.slot)
+    save = tenancy.saves.get(event.saver) if tenancy is not None else None
+    if save is None or not event.tokens:
+        return
+    if len(event.tokens) != len(save.tokens) or any(
+        not 0 <= got <= said for got, said in zip(event.tokens, save.tokens, strict=True)
+    ):
+        raise LocalError("frame_malformed", detail="token counts do not fit the announced save")
+
+
+def settle_save(m: State, effect: se.SettleSave, event: se.SlotEvent) -> None:
+    m.counters["saves_ok" if effect.ok else "saves_failed"] += 1
+    if m.pool is None:
+        return
+    counts = event.tokens if isinstance(event, se.SaveEnded) else ()
+    m.pool.blocks.end_save(SaveId(effect.ref, effect.saver), effect.ok, counts)
+
+
+def poison_targets(m: State, tenancy: Tenancy | None, now: int, cause: object) -> None:
+    """Whatever was copied out of the tenancy, and is still private, must not become readable."""
+    if tenancy is None or m.pool is None:
+        return
+    for save in tenancy.saves.values():
+        for block in save.blocks:
+            poison_block(m, block, now, cause)
+
+
+def quarantine(
+    m: State,
+    member: Member,
+    tenancy: Tenancy | None,
+    effect: se.ReportQuarantine,
+    now: int,
+    out: list[Effect],
+) -> None:
+    """A hold that cannot be fenced: its slot is lost to the ring, its requests end."""
+    m.count("quarantines")
+    ref = effect.ref
+    if not member.leaving:
+        out.append(StoreGate(member.ref, ref.slot, ref.epoch, GATE_QUARANTINED))
+    if effect.kind is HoldKind.READ:
+        assert isinstance(effect.owner, ReadId)
+        outgoing.fail_transfer(m, effect.owner.transfer, "reader_quarantined", now, out)
+        return
+    if tenancy is None or m.pool is None:
+        return
+    table = m.pool.blocks
+    engine = m.engines[member.ref.engine]
+    for save in tenancy.saves.values():
+        for block in save.blocks:
+            fill = table.fills.get(block)
+            if fill is not None:
+                request = engine.requests.get(fill.owner.request)
+                if request is not None:
+                    request.ended = f"slot {ref.slot} is quarantined"
+            poison_block(m, block, now, effect)
+
+
+# Loads -------------------------------------------------------------------------------------------
+
+
+def check_loads(m: State, member: Member, event: se.Acquired) -> None:
+    """Whether every source span of a tenancy's loads can be read now."""
+    if not event.loads:
+        return
+    table = pool_of(m)
+    size = table.shape.block_tokens
+    if not 0 <= event.layer < table.shape.num_layers:
+        raise LocalError("layer_unmapped", layer=event.layer)
+    for load in event.loads:
+        owner = RequestKey(member.ref.engine, load.request)
+        request = m.engines[member.ref.engine].requests.get(load.request)
+        if request is not None and request.ended:
+            raise LocalError("request_ended", request=load.request, detail=request.ended)
+        if not 0 < load.tokens <= size * len(load.blocks):
+            raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
+        left = load.tokens
+        for block in load.blocks:
+            table.check_load(owner, block, event.layer, member.shard, min(size, left))
+            left = max(0, left - size)
+
+
+def begin_loads(m: State, tenancy: Tenancy, event: se.Acquired) -> None:
+    tenancy.layer = event.layer
+    if not event.loads:
+        return
+    table = pool_of(m)
+    blocks = tuple(block for load in event.loads for block in load.blocks)
+    tenancy.load_blocks = blocks
+    for block in blocks:
+        table.pin(block, LoadId(event.ref))
+
+
+def check_loads_ended(member: Member, event: se.Computed) -> None:
+    tenancy = member.held.get(event.ref.slot)
+    if tenancy is not None and tenancy.load_blocks:
+        raise LocalError("load_open", slot=event.ref.slot)
+
+
+def end_load(m: State, member: Member, ref: SlotRef) -> None:
+    """The loads of a tenancy have ended, by their own word or because their process died."""
+    tenancy = member.held.get(ref.slot)
+    if tenancy is None or member.slots[ref.slot].ref != ref or m.pool is None:
+        return
+    for block in tenancy.load_blocks:
+        m.pool.blocks.unpin(block, LoadId(ref))
+    tenancy.load_blocks = ()
+
+
+def end_loads_of(m: State, member: Member) -> None:
+    """The member's process is gone: it loads nothing any more."""
+    for index in member.held:
+        end_load(m, member, member.slots[index].ref)

@@ -1,0 +1,214 @@
+"""Events about reads, transfers and decode regions; see `events.py` for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvd.core.holds import HoldKind, Truth
+from kvd.core.ids import MemberRef, ReadId, SlotRef
+from kvd.core.transfer_types import Offer, Source
+
+# Reads, producer side ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCame:
+    """A reader asks for its grant."""
+
+    executor: str
+    ref: SlotRef
+    read: ReadId
+    claim: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineCame:
+    """A reader will never claim this offer."""
+
+    executor: str
+    ref: SlotRef
+    read: ReadId
+
+
+@dataclass(frozen=True, slots=True)
+class EndCame:
+    """A reader's granted read has ended."""
+
+    executor: str
+    ref: SlotRef
+    read: ReadId
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswered:
+    """The kvd `executor`, which is reached at `address`, said what became of a read.
+
+    fence: it answers a fence request: whatever it says, nothing runs any more.
+    """
+
+    executor: str
+    address: str
+    ref: SlotRef
+    read: ReadId
+    truth: Truth
+    fence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FenceEnded:
+    """The answer to a fence request: whether the party of this hold is provably stopped."""
+
+    ref: SlotRef
+    kind: HoldKind
+    owner: str | ReadId
+    stopped: bool
+
+
+# Transfers, consumer side ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransferExpected:
+    """A decode engine names the destination of a transfer.
+
+    blocks:   its block ids in `region`, generation for each; rows [0, tokens) land there in order.
+    deadline: when the transfer has failed, ns of the machine's clock.
+    """
+
+    reply: int
+    ref: MemberRef
+    transfer: str
+    region: str
+    blocks: tuple[int, ...]
+    tokens: int
+    num_layers: int
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAwaited:
+    """Somebody wants to know when the transfer has ended; producer or consumer side."""
+
+    reply: int
+    ref: MemberRef
+    transfer: str
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDropped:
+    """The engine gives the transfer up (request aborted)."""
+
+    reply: int
+    ref: MemberRef
+    transfer: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferCame:
+    """A peer offers rows."""
+
+    peer: str
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class GrantCame:
+    """A peer granted claim number `claim`."""
+
+    peer: str
+    read: ReadId
+    claim: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeCame:
+    """A peer has no such offer any more, or its data is not valid."""
+
+    peer: str
+    read: ReadId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCame:
+    """A peer asks what became of a read; `fence`: and that it be stopped."""
+
+    peer: str
+    ref: SlotRef
+    read: ReadId
+    fence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnded:
+    """A copy that this kvd executed has ended."""
+
+    read: ReadId
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The link to a peer kvd is gone, or a new life of it took its place."""
+
+    peer: str
+
+
+# Regions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSpec:
+    """Shape of a decode region: [layer][block][row], one row for each token."""
+
+    num_layers: int
+    num_blocks: int
+    block_tokens: int
+    row_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the region."""
+        return self.num_layers * self.num_blocks * self.block_tokens * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionAsked:
+    """A decode engine asks for its region (or for the one that it already has)."""
+
+    reply: int
+    ref: MemberRef
+    region: str
+    spec: RegionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMade:
+    """The memory of an asked region exists and is populated, or could not be had."""
+
+    region: str
+    code: str = ""
+    context: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDropped:
+    """A decode engine destroys its region."""
+
+    reply: int
+    ref: MemberRef
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAllocated:
+    """A decode engine reuses block ids of its region: (block, generation) pairs."""
+
+    reply: int
+    ref: MemberRef
+    region: str
+    blocks: tuple[tuple[int, int], ...]
