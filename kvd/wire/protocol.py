@@ -1,0 +1,46 @@
+"""Versions, limits and names that both ends of every socket must agree on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+PROTOCOL: Final = 1
+"""The version that this code speaks."""
+
+PROTOCOL_MIN: Final = 1
+"""The oldest version that this code still understands (N - 1, once there is one)."""
+
+FRAME_BYTES_MAX: Final = 4 << 20
+"""Largest frame on engine.sock and between kvds."""
+
+ATTACH_BYTES_MAX: Final = 128 << 10
+"""Largest message on attach.sock."""
+
+TOKEN_BYTES: Final = 16
+BOOT_ID_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+
+ATTACH_SOCKET: Final = "attach.sock"
+ENGINE_SOCKET: Final = "engine.sock"
+ADMIN_SOCKET: Final = "admin.sock"
+
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")]
+"""Names of engines, members, regions: letters, digits and _ . : @ -"""
+
+RequestName = Annotated[str, Meta(min_length=1, max_length=256)]
+SaverName = Annotated[str, Meta(min_length=1, max_length=64)]
+TransferName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-]+$")]
+Address = Annotated[str, Meta(min_length=3, max_length=256)]
+Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
+BootId = Annotated[bytes, Meta(min_length=BOOT_ID_BYTES, max_length=BOOT_ID_BYTES)]
+Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+Unsigned = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+def agree(theirs_min: int, theirs_max: int) -> int | None:
+    """The highest version that both sides speak, None when there is none."""
+    version = min(PROTOCOL, theirs_max)
+    return version if version >= max(PROTOCOL_MIN, theirs_min) else None

@@ -1,0 +1,92 @@
+"""Items of an `events` frame: a member's own slot events, in its order.
+
+Each is an array that starts with its kind; fields are only appended, with defaults.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvd.wire.protocol import Address, RequestName, SaverName, TransferName, Unsigned
+
+
+class LoadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Blocks loaded for one request; `tokens` in all of them together."""
+
+    request: RequestName
+    blocks: list[Unsigned]
+    tokens: Unsigned
+
+
+class SaveItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One save: target blocks, and for each the tokens that are valid once it has ended."""
+
+    saver: SaverName
+    blocks: list[Unsigned]
+    tokens: list[Unsigned]
+
+
+class ReadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Rows [start, end) of the layer offered to a transfer."""
+
+    transfer: TransferName
+    peer: Address
+    start: Unsigned
+    end: Unsigned
+    device_blocks: list[Unsigned]
+    pool_blocks: list[Unsigned] = []
+
+
+class AcquiredItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="acquired"):
+    """A free slot was taken; loads may start once this was answered without a code."""
+
+    slot: Unsigned
+    epoch: Unsigned
+    layer: int = -1
+    loads: list[LoadItem] = []
+
+
+class LoadEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="load_ended"):
+    """The tenancy's loads have ended."""
+
+    slot: Unsigned
+    epoch: Unsigned
+    ok: bool
+
+
+class WrittenItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="written"):
+    """The rows are final: all saves and reads of the tenancy."""
+
+    slot: Unsigned
+    epoch: Unsigned
+    layer: Unsigned
+    saves: list[SaveItem] = []
+    reads: list[ReadItem] = []
+
+
+class ComputedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="computed"):
+    """Attention over the slot has ended."""
+
+    slot: Unsigned
+    epoch: Unsigned
+    ok: bool = True
+
+
+class SaveEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="save_ended"):
+    """A save has ended; `tokens` for each target block, [] = as announced."""
+
+    slot: Unsigned
+    epoch: Unsigned
+    saver: SaverName
+    ok: bool
+    tokens: list[Unsigned] = []
+
+
+class PoisonedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="poisoned"):
+    """The tenancy's rows are not valid."""
+
+    slot: Unsigned
+    epoch: Unsigned
+
+
+SlotItem = AcquiredItem | LoadEndedItem | WrittenItem | ComputedItem | SaveEndedItem | PoisonedItem
