@@ -1,0 +1,1 @@
+"""Host memory and the runtime directory: what the daemon owns on its node."""

@@ -1,0 +1,326 @@
+"""Regions of host memory made with memfd: no name anywhere, nothing to leave over.
+
+Life: plan (`preflight`) -> create (file, seals, mapping; nothing allocated yet) -> populate in
+steps, in a worker thread -> ready -> close. The file lives as long as any fd of it is open, in
+whatever process; its mapping here ends at close.
+
+Seals SHRINK and GROW are set before the fd can be handed out: nobody can cut the file short, which
+would turn another process's reads into SIGBUS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvd.core.errors import LocalError
+from kvd.core.units import KIB, align_up, format_size
+from kvd.memory.memory_info import HugePagePool, MemoryInfo, read_memory_info
+from kvd.memory.preflight import HugePagesMode, PageKind, PagePlan, check_fits, hugepages_short
+from kvd_kernels.host import Mapping
+
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_MADV_HUGEPAGE: Final = 14
+_HUGE_SHIFT: Final = 26  # MFD_HUGE_SHIFT: log2 of the page size goes above this bit
+_NAME_BYTES_MAX: Final = 200  # memfd_create takes 249
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSnapshot:
+    """What a region is, at one moment; sizes in bytes.
+
+    asked:     what the configuration or the engine asked for.
+    got:       size of the file: asked, rounded up to whole pages.
+    populated: resident so far, from the start.
+    page_kind: hugetlb, thp or base, as planned.
+    page_size: page size that the kernel reports for the mapping.
+    huge:      bytes mapped with huge pages, as the kernel reports it.
+    provider:  who owns the memory.
+    survives:  whose death the content outlives.
+    reason:    why these pages.
+    """
+
+    name: str
+    provider: str
+    asked: int
+    got: int
+    populated: int
+    page_kind: PageKind
+    page_size: int
+    huge: int
+    survives: tuple[str, ...]
+    reason: str
+
+
+class MemfdRegion:
+    """One memfd and its mapping; made by `create`."""
+
+    def __init__(
+        self, name: str, fd: int, mapping: Mapping, plan: PagePlan, survives: tuple[str, ...]
+    ) -> None:
+        self._name = name
+        self._fd = fd
+        self._mapping = mapping
+        self._plan = plan
+        self._survives = survives
+        self._populated = 0
+        # Held during each step of populating, so that close waits for the step's end.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        plan: PagePlan,
+        *,
+        survives: tuple[str, ...] = ("engine",),
+    ) -> MemfdRegion:
+        """Make and map a region of plan.size bytes; its content is zero.
+
+        Args:
+            name: shown in /proc/PID/maps and the status; letters, digits and "._-" only.
+            plan: from `preflight.check_fits`.
+            survives: whose death the content outlives; a holder or fd store adds "daemon".
+
+        Raises:
+            LocalError(hugepages_short): the huge pages were taken since the plan was made.
+            LocalError(memory_short): the file cannot be made or mapped.
+            ValueError: bad name.
+        Leaves: on an error nothing: no fd, no mapping.
+        """
+        _check_name(name)
+        with ExitStack() as undo:
+            fd = _make_file(name, plan)
+            undo.callback(os.close, fd)
+            try:
+                os.ftruncate(fd, plan.size)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+                mapping = Mapping(fd, plan.size, writable=True)
+            except OSError as error:
+                raise _refusal(name, plan, plan.size, error) from error
+            undo.callback(mapping.close)
+            if plan.kind == "thp":
+                _advise_huge(mapping)
+            _check_pages(name, mapping, plan)
+            undo.pop_all()
+        return cls(name, fd, mapping, plan, survives)
+
+    @property
+    def name(self) -> str:
+        """The name given at create."""
+        return self._name
+
+    @property
+    def fd(self) -> int:
+        """The file, readable and writable; owned by the region, duplicated by sending it."""
+        return self._fd
+
+    @property
+    def mapping(self) -> Mapping:
+        """The mapping of the whole file; ends with the region."""
+        return self._mapping
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._plan.size
+
+    @property
+    def populated(self) -> int:
+        """Bytes resident so far, from the start; may be read from any thread."""
+        return self._populated
+
+    def populate_steps(
+        self, step_bytes: int, before_step: Callable[[int], None] | None = None
+    ) -> Iterator[int]:
+        """Make the region resident step by step; yields the bytes resident after each.
+
+        Runs in a worker thread; the interpreter lock is free during a step. Contents are kept.
+        Ends early, without an error, when the region is closed in between.
+
+        Args:
+            step_bytes: positive; rounded up to whole pages.
+            before_step: called with the bytes still to come; raises to stop (headroom).
+
+        Raises:
+            LocalError(hugepages_short), LocalError(memory_short): the host could not give them.
+        """
+        if step_bytes <= 0:
+            raise ValueError(f"step_bytes must be positive, got {step_bytes}")
+        step = align_up(step_bytes, self._plan.page_size)
+        while (done := self._populated) < self.size:
+            if before_step is not None:
+                before_step(self.size - done)
+            length = min(step, self.size - done)
+            with self._lock:
+                if self._fd < 0:
+                    return
+                try:
+                    self._mapping.populate(done, length)
+                except OSError as error:
+                    raise _refusal(self._name, self._plan, self.size - done, error) from error
+                self._populated = done + length
+            yield self._populated
+
+    def readonly_fd(self) -> int:
+        """Open the file once more, for reading only; the caller closes the fd.
+
+        A guard against accidents: the same user can reopen it for writing.
+        """
+        self._check_open()
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def snapshot(self) -> RegionSnapshot:
+        """Return what the region is now; reads /proc/self/smaps (milliseconds when large)."""
+        self._check_open()
+        pages = _read_smaps(self._mapping.address)
+        huge = pages.get("ShmemPmdMapped", 0) + pages.get("Shared_Hugetlb", 0)
+        return RegionSnapshot(
+            name=self._name,
+            provider="memfd",
+            asked=self._plan.asked,
+            got=os.fstat(self._fd).st_size,
+            populated=self._populated,
+            page_kind=self._plan.kind,
+            page_size=pages.get("KernelPageSize", 0),
+            huge=huge + pages.get("Private_Hugetlb", 0),
+            survives=self._survives,
+            reason=self._plan.reason,
+        )
+
+    def close(self) -> None:
+        """Unmap and close; waits for copies and a step of populating under way. Idempotent.
+
+        Raises: BufferError: views of the mapping are alive; nothing has changed.
+        """
+        with self._lock:
+            if self._fd < 0:
+                return
+            self._mapping.close()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise ValueError(f"region {self._name} is closed")
+
+
+def make_region(
+    name: str,
+    need_bytes: int,
+    huge_pages: HugePagesMode,
+    headroom: int,
+    *,
+    setting: str = "pool.size",
+    survives: tuple[str, ...] = ("engine",),
+    read_info: Callable[[], MemoryInfo] = read_memory_info,
+) -> MemfdRegion:
+    """Plan a region, check that it fits and create it; not yet populated.
+
+    With `prefer`, huge pages that somebody else takes between plan and mapping are no error: the
+    region is planned again on other pages, and its reason says so.
+
+    Args and errors: as `preflight.check_fits` and `MemfdRegion.create`.
+    """
+    page_size = os.sysconf("SC_PAGE_SIZE")
+
+    def plan_for(mode: HugePagesMode, info: MemoryInfo) -> PagePlan:
+        return check_fits(
+            name, need_bytes, mode, info, headroom, setting=setting, page_size=page_size
+        )
+
+    plan = plan_for(huge_pages, read_info())
+    try:
+        return MemfdRegion.create(name, plan, survives=survives)
+    except LocalError as error:
+        if plan.kind != "hugetlb" or plan.required or error.code != "hugepages_short":
+            raise
+        taken = replace(plan_for("prefer", _without_huge_pages(read_info())), reason=str(error))
+    return MemfdRegion.create(name, taken, survives=survives)
+
+
+def _without_huge_pages(info: MemoryInfo) -> MemoryInfo:
+    return replace(info, huge_pages=tuple(replace(pool, free=0) for pool in info.huge_pages))
+
+
+def _check_name(name: str) -> None:
+    allowed = name.replace("-", "").replace("_", "").replace(".", "")
+    if not allowed.isascii() or not allowed.isalnum() or len(name) > _NAME_BYTES_MAX:
+        raise ValueError(
+            f"region name {name[:40]!r} must have 1 to {_NAME_BYTES_MAX} letters, digits or ._-"
+        )
+
+
+def _make_file(name: str, plan: PagePlan) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    if plan.kind == "hugetlb":
+        flags |= os.MFD_HUGETLB | (plan.page_size.bit_length() - 1) << _HUGE_SHIFT
+    try:
+        return os.memfd_create(f"kvd-{name}", flags)
+    except OSError as error:
+        raise _refusal(name, plan, plan.size, error) from error
+
+
+def _refusal(name: str, plan: PagePlan, need: int, error: OSError) -> LocalError:
+    """Turn an allocation that the kernel refused into an error with a remedy."""
+    if plan.kind == "hugetlb" and error.errno in (errno.ENOMEM, errno.ENOSPC, errno.ENODEV):
+        none = HugePagePool(plan.page_size, 0, 0, None)
+        pool = read_memory_info().pool_of(plan.page_size)
+        return hugepages_short(name, need, pool or none)
+    return LocalError(
+        "memory_short",
+        region=name,
+        need=format_size(need),
+        free="a part",
+        limit=f"the kernel refused: {os.strerror(error.errno or errno.ENOMEM)}",
+        fix="Free memory or choose a smaller size; check `ulimit -v -f` and the control group.",
+    )
+
+
+def _advise_huge(mapping: Mapping) -> None:
+    """Ask for transparent huge pages; without them the region works on ordinary pages."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc.madvise(mapping.address, mapping.size, _MADV_HUGEPAGE)
+
+
+def _check_pages(name: str, mapping: Mapping, plan: PagePlan) -> None:
+    """Compare the kernel's page size with the plan: a silent downgrade is an error."""
+    got = mapping.smaps_page_kb() * KIB
+    if plan.kind == "hugetlb" and got != plan.page_size:
+        raise LocalError(
+            "hugepages_short",
+            region=name,
+            need=plan.size // plan.page_size,
+            page_size=format_size(plan.page_size),
+            free=0,
+            fix=f"The kernel gave pages of {format_size(got)}; check its huge page settings.",
+        )
+
+
+def _read_smaps(address: int) -> dict[str, int]:
+    """Return the sizes (bytes) that /proc/self/smaps shows for the mapping at an address."""
+    found: dict[str, int] = {}
+    inside = False
+    with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            head, _, rest = line.partition(" ")
+            if head.endswith(":"):
+                parts = rest.split()
+                if inside and len(parts) == 2 and parts[1] == "kB":
+                    found[head[:-1]] = int(parts[0]) * KIB
+            elif inside:
+                break
+            else:
+                low, _, high = head.partition("-")
+                inside = int(low, 16) <= address < int(high, 16)
+    return found
