@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "region.hpp"
 
@@ -39,14 +40,25 @@ struct Kernel {
   bool runs;
 };
 
+// AMD family 19h (Zen 4; Zen 3 has no AVX-512) splits 512-bit stores in two: AVX2 is 3 to 5 % faster.
+bool splits_wide_stores() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amdfam19h") != 0;
+#else
+  return false;
+#endif
+}
+
 // Best first.
 std::array<Kernel, 4> all_kernels() {
-  return {{
+  std::array<Kernel, 4> kernels{{
       {"avx512", copy_avx512(), runs_avx512()},
       {"avx2", copy_avx2(), runs_avx2()},
       {"neon", copy_neon(), true},  // every aarch64 has it; null elsewhere
       {"scalar", copy_scalar, true},
   }};
+  if (splits_wide_stores()) std::swap(kernels[0], kernels[1]);
+  return kernels;
 }
 
 struct FileRange {

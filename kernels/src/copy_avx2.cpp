@@ -1,4 +1,5 @@
 // AVX2: two 32-byte stores per line; they meet in one write-combining buffer.
+#include <algorithm>
 #include <cstring>
 
 #include "copy.hpp"

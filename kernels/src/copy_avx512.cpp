@@ -1,4 +1,5 @@
 // AVX-512: one 64-byte store per line.
+#include <algorithm>
 #include <cstring>
 
 #include "copy.hpp"

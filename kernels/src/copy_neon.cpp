@@ -1,4 +1,5 @@
 // NEON: pairs of 16-byte non-temporal stores (STNP), a hint that the lines will not be read soon.
+#include <algorithm>
 #include <cstring>
 
 #include "copy.hpp"
