@@ -55,7 +55,7 @@ def config_template() -> str:
             section = key.section
             title = (section_model(section).__doc__ or "").splitlines()[0]
             parts.append(f"\n{_comment(title)}[{section}]\n")
-        parts.append("\n" + _entry(key))
+        parts.append("\n" + _setting(key))
     return "".join(parts)
 
 
@@ -66,7 +66,7 @@ def limits_document() -> str:
     return _LIMITS_HEADER + "".join(_limit_row(key) for key in rows)
 
 
-def _entry(key: Key) -> str:
+def _setting(key: Key) -> str:
     when = "applied by a reload" if key.reloadable else "applied at the next start"
     allowed = f"Allowed: {key.rule}; {when}."
     return (
