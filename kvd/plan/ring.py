@@ -1,31 +1,41 @@
 """The ring of layer buffers: which layer lives in which slot.
 
-For N cache-bearing layers, I independent (bound) ones and B shared buffers for each bucket of
-layers with equal parts, the physical buffers are I + sum(min(B, bucket size)) + spares. The
-layers of a bucket take its buffers round robin in layer order; an independent layer has its own.
+For N cache-bearing layers, I independent (bound) ones and B shared buffers for each bucket, the
+physical buffers are I + sum(min(B, bucket size)) + spares. The layers of a bucket take its buffers
+round robin in layer order; an independent layer has its own.
+
+A *bucket* is the layers whose main parts are equal. Companion parts (indexer keys, scales), which
+only some layers have, follow the main part of their layer: a shared buffer has room for the
+companions of every layer of its bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kvd.plan.layout import slot_bytes
 from kvd.wire.layout import Part
 
 PartsOfLayer = tuple[Part, ...]
 
+COMPANIONS: Final = frozenset({"indexer", "scale"})
+"""Parts that do not keep layers from sharing a buffer."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
     """One physical buffer.
 
-    bucket: which bucket's parts it holds.
+    bucket: which bucket's layers it can hold.
+    parts:  the parts that it has room for.
     layers: the layers that live in it, in layer order; () for a spare.
     bound:  it belongs to one layer for good.
     """
 
     bucket: int
+    parts: PartsOfLayer
     layers: tuple[int, ...]
     bound: bool = False
 
@@ -34,13 +44,13 @@ class SlotPlan:
 class RingPlan:
     """All physical buffers of one worker and the layers' places in them.
 
-    buckets:    parts of a layer, for each bucket.
+    layers:     parts of each layer.
     slots:      physical buffers: bound ones, then shared ones, then spares.
     slot_of:    layer -> index into `slots`.
     lookahead:  layer -> how many layers ahead its load may start.
     """
 
-    buckets: tuple[PartsOfLayer, ...]
+    layers: tuple[PartsOfLayer, ...]
     slots: tuple[SlotPlan, ...]
     slot_of: tuple[int, ...]
     lookahead: tuple[int, ...]
@@ -57,8 +67,7 @@ class RingPlan:
 
     def bytes_of(self, slot: int) -> int:
         """Bytes of one physical buffer."""
-        parts = self.buckets[self.slots[slot].bucket]
-        return slot_bytes(parts, self.num_blocks, self.block_tokens)
+        return slot_bytes(self.slots[slot].parts, self.num_blocks, self.block_tokens)
 
     @property
     def device_bytes(self) -> int:
@@ -68,10 +77,7 @@ class RingPlan:
     @property
     def resident_bytes(self) -> int:
         """Bytes that one buffer for each layer would take."""
-        return sum(
-            slot_bytes(self.buckets[self.slots[slot].bucket], self.num_blocks, self.block_tokens)
-            for slot in self.slot_of
-        )
+        return sum(XX)
 
     def rebind(self, bad: int, spare: int) -> RingPlan:
         """Move the layers of a quarantined slot to a spare of the same bucket.
@@ -129,31 +135,32 @@ def plan_ring(
     if spare_buffers < 0:
         raise ValueError(f"spare_buffers must be at least 0, got {spare_buffers}")
     bound = _independent_layers(independent, count)
-    buckets = tuple(dict.fromkeys(tuple(parts) for parts in layers))
-    bucket_of = [buckets.index(tuple(parts)) for parts in layers]
+    parts = tuple(tuple(layer) for layer in layers)
+    keys = tuple(dict.fromkeys(_main_parts(layer) for layer in parts))
     slots: list[SlotPlan] = []
     slot_of = [-1] * count
     for layer in sorted(bound):
         slot_of[layer] = len(slots)
-        slots.append(SlotPlan(bucket_of[layer], (layer,), True))
-    sharing: list[int] = []
-    for bucket in range(len(buckets)):
-        rolling = [n for n in range(count) if bucket_of[n] == bucket and n not in bound]
+        slots.append(SlotPlan(keys.index(_main_parts(parts[layer])), parts[layer], (layer,), True))
+    sharing: list[SlotPlan] = []
+    for bucket, key in enumerate(keys):
+        rolling = [n for n in range(count) if _main_parts(parts[n]) == key and n not in bound]
+        room = _room(parts[n] for n in rolling)
         first, buffers = len(slots), min(num_shared, len(rolling))
         for turn in range(buffers):
-            slots.append(SlotPlan(bucket, tuple(rolling[turn::buffers])))
+            slots.append(SlotPlan(bucket, room, tuple(rolling[turn::buffers])))
         for place, layer in enumerate(rolling):
             slot_of[layer] = first + place % buffers
         if len(rolling) > buffers:
-            sharing.append(bucket)
+            sharing.append(SlotPlan(bucket, room, ()))
     spares = []
-    for bucket in sharing:
+    for spare in sharing:
         for _ in range(spare_buffers):
             spares.append(len(slots))
-            slots.append(SlotPlan(bucket, ()))
+            slots.append(spare)
     why = "" if sharing else "every layer has a buffer of its own"
     return RingPlan(
-        buckets,
+        parts,
         tuple(slots),
         tuple(slot_of),
         _lookahead_map(lookahead, count),
@@ -163,6 +170,20 @@ def plan_ring(
         why,
         tuple(spares),
     )
+
+
+def _main_parts(parts: PartsOfLayer) -> PartsOfLayer:
+    return tuple(part for part in parts if part.name not in COMPANIONS)
+
+
+def _room(layers: Iterable[PartsOfLayer]) -> PartsOfLayer:
+    """The parts that a buffer for any of these layers must have room for."""
+    room: dict[str, Part] = {}
+    for parts in layers:
+        for part in parts:
+            if room.setdefault(part.name, part) != part:
+                raise ValueError(f"part {part.name} has rows of different sizes in one bucket")
+    return tuple(room.values())
 
 
 def _independent_layers(independent: Sequence[int] | str, count: int) -> set[int]:
