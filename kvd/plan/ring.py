@@ -77,7 +77,7 @@ class RingPlan:
     @property
     def resident_bytes(self) -> int:
         """Bytes that one buffer for each layer would take."""
-        return sum(XX)
+        return sum(slot_bytes(parts, self.num_blocks, self.block_tokens) for parts in self.layers)
 
     def rebind(self, bad: int, spare: int) -> RingPlan:
         """Move the layers of a quarantined slot to a spare of the same bucket.
