@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class CopySpans:
@@ -40,44 +41,48 @@ class CopySpans:
         return len(self._triples) // 3
 
 
-def row_pieces(start: int, end: int, block_tokens: int) -> list[tuple[int, int, int]]:
-    """Divide token rows [start, end) at block edges.
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of one part of one sequence, laid out in blocks.
 
-    Returns: (index of the block counted from token 0, first row in it, number of rows).
+    base:         byte offset of block id 0.
+    block_stride: bytes from one block id to the next.
+    block_tokens: rows of a block.
+    row_bytes:    bytes of a row; rows of a block are contiguous.
+    ids:          block ids; ids[0] holds the tokens [first_token, first_token + block_tokens).
+    first_token:  a multiple of block_tokens.
     """
-    pieces = []
+
+    base: int
+    block_stride: int
+    block_tokens: int
+    row_bytes: int
+    ids: Sequence[int]
+    first_token: int = 0
+
+    def locate(self, token: int) -> tuple[int, int]:
+        """(byte offset of the token's row, rows that follow contiguously, this one included).
+
+        Raises: IndexError for a token outside the blocks.
+        """
+        index, row = divmod(token - self.first_token, self.block_tokens)
+        if index < 0 or index >= len(self.ids):
+            raise IndexError(f"token {token} lies outside {len(self.ids)} blocks")
+        offset = self.base + self.ids[index] * self.block_stride + row * self.row_bytes
+        return offset, self.block_tokens - row
+
+
+def add_rows(spans: CopySpans, start: int, end: int, dst: BlockRows, src: BlockRows) -> None:
+    """Add the copy of tokens [start, end) of one part; the block sizes may differ.
+
+    Raises: ValueError when the row sizes differ, IndexError when a token has no block.
+    """
+    if dst.row_bytes != src.row_bytes:
+        raise ValueError(f"rows of {src.row_bytes} bytes do not fit rows of {dst.row_bytes}")
     at = start
     while at < end:
-        block, row = divmod(at, block_tokens)
-        count = min(block_tokens - row, end - at)
-        pieces.append((block, row, count))
+        dst_at, dst_run = dst.locate(at)
+        src_at, src_run = src.locate(at)
+        count = min(dst_run, src_run, end - at)
+        spans.add(dst_at, src_at, count * dst.row_bytes)
         at += count
-    return pieces
-
-
-def add_rows(
-    spans: CopySpans,
-    rows: tuple[int, int],
-    block_tokens: int,
-    row_bytes: int,
-    dst: tuple[int, int, Sequence[int]],
-    src: tuple[int, int, Sequence[int]],
-    first_block: int = 0,
-) -> None:
-    """Add the copy of token rows of one part between two block-wise areas.
-
-    Args:
-        rows: [start, end) of the sequence's tokens.
-        dst, src: (byte offset of block 0, bytes from one block to the next, block ids). The
-            block that holds token t is ids[t // block_tokens - first_block].
-        first_block: index of the block that ids[0] stands for, on both sides.
-    """
-    dst_base, dst_stride, dst_ids = dst
-    src_base, src_stride, src_ids = src
-    for index, row, count in row_pieces(rows[0], rows[1], block_tokens):
-        at = index - first_block
-        spans.add(
-            dst_base + dst_ids[at] * dst_stride + row * row_bytes,
-            src_base + src_ids[at] * src_stride + row * row_bytes,
-            count * row_bytes,
-        )
