@@ -1,0 +1,1 @@
+"""Exhaustive exploration of one slot against an oracle that knows only the rules."""
