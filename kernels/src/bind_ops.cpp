@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -45,14 +46,16 @@ seed is the CRC of the bytes before, so crc32c(b, crc32c(a)) == crc32c(a + b). U
 instruction where there is one. The interpreter lock is released above 16 KiB. data: C-contiguous,
 bytes-like. ValueError for a seed outside 0 to 2**32 - 1. Defined by reference.py::crc32c.)";
 
+static_assert(std::endian::native == std::endian::little, "'<' is taken for native below");
+
 bool holds_u64_or_bytes(const Py_buffer& view) {
-  const std::string_view format = view.format == nullptr ? "B" : view.format;
-  const char kind = format.empty() ? 'B' : format.back();
-  const bool native = format.size() <= 1 || (format.size() == 2 && format[0] == '@') ||
-                      (format.size() == 2 && format[0] == '=');
-  if (!native) return false;
-  if (view.itemsize == 8) return kind == 'Q' || kind == 'L' || kind == 'q' || kind == 'l';
-  return view.itemsize == 1 && (kind == 'B' || kind == 'b' || kind == 'c');
+  std::string_view format = view.format == nullptr ? "B" : view.format;
+  if (format.size() == 2 && std::string_view("@=<").find(format[0]) != std::string_view::npos) {
+    format.remove_prefix(1);
+  }
+  if (format.size() != 1) return false;
+  const std::string_view kinds = view.itemsize == 8 ? "QLql" : view.itemsize == 1 ? "Bbc" : "";
+  return kinds.find(format[0]) != std::string_view::npos;
 }
 
 std::vector<Span> read_spans(nb::handle source) {

@@ -8,7 +8,10 @@
 
 namespace kvd {
 
-int64_t integer(nb::handle value, const char* field) {
+namespace {
+
+// The value of anything with __index__; `fits` is false, and the value the nearest, beyond 64 bits.
+int64_t index_of(nb::handle value, const char* field, bool& fits) {
   if (PyIndex_Check(value.ptr()) == 0) {
     PyErr_Format(PyExc_TypeError, "%s must be an int, not %s", field, Py_TYPE(value.ptr())->tp_name);
     throw nb::python_error();
@@ -17,13 +20,22 @@ int64_t integer(nb::handle value, const char* field) {
   if (!exact.is_valid()) throw nb::python_error();
   int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(exact.ptr(), &overflow);
-  if (overflow == 0) return number;
+  fits = overflow == 0;
+  if (fits) return number;
   return overflow > 0 ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
 }
 
+}  // namespace
+
+int64_t integer(nb::handle value, const char* field) {
+  bool fits = false;
+  return index_of(value, field, fits);
+}
+
 int64_t integer_within(nb::handle value, const char* field, int64_t low, int64_t high) {
-  const int64_t number = integer(value, field);
-  if (low <= number && number <= high) return number;
+  bool fits = false;
+  const int64_t number = index_of(value, field, fits);
+  if (fits && low <= number && number <= high) return number;
   PyErr_Format(PyExc_ValueError, "%s is %S but must be %lld to %lld", field, value.ptr(),
                static_cast<long long>(low), static_cast<long long>(high));
   throw nb::python_error();

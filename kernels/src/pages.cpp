@@ -36,11 +36,14 @@ namespace {
 constexpr uint64_t kStep = uint64_t{64} << 20;  // bounds the time one system call holds mmap_lock
 
 [[noreturn]] void throw_populate(int code, uint64_t done) {
+  const bool forbidden = code == ENOSYS || code == EPERM;
+  const char* remedy =
+      forbidden ? "allow process_vm_readv in the sandbox, or run Linux 5.14 or later"
+                : "free memory or huge pages, and check that the file was not truncated";
   // The kernel says EFAULT for a fault that would be SIGBUS: no memory left, or past the file's end.
   throw OsError(code == EFAULT ? ENOMEM : code,
                 std::string("cannot make the mapping resident after ") + std::to_string(done) +
-                    " bytes (" + std::strerror(code) +
-                    "): free memory or huge pages, and check that the file was not truncated");
+                    " bytes (" + std::strerror(code) + "): " + remedy);
 }
 
 // False when the kernel does not know the advice; nothing is populated then.

@@ -1,0 +1,542 @@
+"""GateWaiter: refusals, what counts as free, sleeping and waking, hangup, and lost wakes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvd_kernels import reference
+from kvd_kernels.host import (
+    EPOCH_MAX,
+    GATE_HEADER_BYTES,
+    GATE_LINE_BYTES,
+    WORD_CLOSED,
+    WORD_FREE,
+    WORD_HELD,
+    WORD_QUARANTINED,
+    GateWaiter,
+    Mapping,
+    gate_word,
+    split_word,
+)
+
+F_SEAL_FUTURE_WRITE = 0x0010
+SECOND_NS = 1_000_000_000
+LONG_NS = 60 * SECOND_NS  # never reached: a wait of this length that ends was woken
+SLOTS = 63
+
+
+@dataclass
+class Gate:
+    """Both ends of a gate page: what kvd holds (writer, events, peer) and what a member holds."""
+
+    writer: Mapping
+    page: Mapping
+    page_fd: int
+    event_fd: int
+    peer: socket.socket
+    connection: socket.socket
+    waiter: GateWaiter
+
+    def put(self, slot: int, epoch: int, state: int) -> None:
+        """Store a word without an event."""
+        offset = GATE_HEADER_BYTES + slot * GATE_LINE_BYTES
+        self.writer.store_u64(offset, gate_word(epoch, state))
+
+    def release(self, slot: int, epoch: int) -> None:
+        """Store a free word, then signal."""
+        self.put(slot, epoch, WORD_FREE)
+        os.eventfd_write(self.event_fd, 1)
+
+
+@pytest.fixture
+def make_gate() -> Iterator[Callable[[], Gate]]:
+    with ExitStack() as stack:
+
+        def make() -> Gate:
+            size = GATE_HEADER_BYTES + SLOTS * GATE_LINE_BYTES
+            fd = os.memfd_create("gate", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+            stack.callback(os.close, fd)
+            os.ftruncate(fd, size)
+            writer = Mapping(fd, size, writable=True)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+            page = Mapping(fd, size, writable=False)
+            event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+            stack.callback(os.close, event_fd)
+            peer, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(peer)
+            stack.enter_context(connection)
+            waiter = GateWaiter(page, event_fd, connection.fileno())
+            stack.callback(waiter.close)
+            return Gate(writer, page, fd, event_fd, peer, connection, waiter)
+
+        yield make
+
+
+@pytest.fixture
+def gate(make_gate: Callable[[], Gate]) -> Gate:
+    return make_gate()
+
+
+class Sleeper(threading.Thread):
+    """A thread in wait_free, and what it returned."""
+
+    def __init__(self, waiter: GateWaiter, slot: int, after: int, timeout_ns: int) -> None:
+        super().__init__()
+        self._arguments = (waiter, slot, after, timeout_ns)
+        self.result: tuple[str, int] | None = None
+        self.start()
+
+    def run(self) -> None:
+        waiter, slot, after, timeout_ns = self._arguments
+        self.result = waiter.wait_free(slot, after, timeout_ns, spin_ns=0)
+
+    def until_asleep(self) -> None:
+        """Return once the kernel says that the thread sleeps in poll or on a futex."""
+        while True:
+            stat = Path(f"/proc/self/task/{self.native_id}/stat").read_text()
+            where = Path(f"/proc/self/task/{self.native_id}/syscall").read_text().split()[0]
+            if stat.rpartition(")")[2].split()[0] == "S" and where in _SLEEPING_CALLS:
+                return
+
+    def outcome(self) -> tuple[str, int]:
+        self.join(30)
+        assert self.result is not None, "the sleeper was not woken"
+        return self.result
+
+
+# ppoll and futex on x86-64 and aarch64: the thread may also sleep waiting for the interpreter lock,
+# but that is a futex, too, which is harmless: the tests then merely start earlier.
+_SLEEPING_CALLS = {"271", "202", "73", "98"}
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", [-1, SLOTS, 2**63, 2**64])
+def test_a_slot_outside_the_page_is_refused(gate: Gate, slot: int) -> None:
+    with pytest.raises(IndexError, match=f"slot {slot} lies outside the gate page of {SLOTS}"):
+        gate.waiter.wait_free(slot, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "timeout", "spin", "text"),
+    [
+        (-2, 0, 0, "after_epoch is -2 "),
+        (EPOCH_MAX + 1, 0, 0, f"after_epoch is {EPOCH_MAX + 1} "),
+        (0, -1, 0, "timeout_ns is -1 "),
+        (0, 2**64, 0, f"timeout_ns is {2**64} "),
+        (0, 0, -1, "spin_ns is -1 "),
+    ],
+)
+def test_times_and_epochs_that_cannot_be_are_refused(
+    gate: Gate, after: int, timeout: int, spin: int, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        gate.waiter.wait_free(0, after, timeout, spin_ns=spin)
+    assert gate.waiter.statistics().waits == 0
+
+
+@pytest.mark.parametrize(
+    ("first_word", "stride", "text"),
+    [
+        (64, 4, "stride is 4 "),
+        (64, 12, "stride 12 must be multiples of 8"),
+        (60, 64, "first_word 60 "),
+        (-8, 64, "first_word is -8 "),
+        (GATE_HEADER_BYTES + SLOTS * GATE_LINE_BYTES, 64, "lies outside the page"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(
+    gate: Gate, first_word: int, stride: int, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        GateWaiter(
+            gate.page,
+            gate.event_fd,
+            gate.connection.fileno(),
+            first_word=first_word,
+            stride=stride,
+        )
+
+
+def test_a_descriptor_that_is_not_open_is_refused(gate: Gate) -> None:
+    spare = fcntl.fcntl(gate.event_fd, fcntl.F_DUPFD_CLOEXEC, 500)
+    os.close(spare)  # far from the numbers that the next descriptors get
+    with pytest.raises(OSError, match=f"event_fd {spare} cannot be duplicated"):
+        GateWaiter(gate.page, spare, gate.connection.fileno())
+    with pytest.raises(OSError, match=f"hangup_fd {spare} cannot be duplicated"):
+        GateWaiter(gate.page, gate.event_fd, spare)
+
+
+def test_a_closed_page_is_refused_and_a_page_in_use_stays_open(gate: Gate) -> None:
+    with pytest.raises(BufferError, match="gate waiters"):
+        gate.page.close()
+    gate.waiter.close()
+    gate.page.close()
+    with pytest.raises(ValueError, match="closed"):
+        GateWaiter(gate.page, gate.event_fd, gate.connection.fileno())
+
+
+@pytest.mark.parametrize(("epoch", "state"), [(-1, 1), (EPOCH_MAX + 1, 1), (0, 4), (0, -1)])
+def test_a_word_that_cannot_be_is_refused(epoch: int, state: int) -> None:
+    with pytest.raises(ValueError, match=r"(epoch|state) is "):
+        gate_word(epoch, state)
+
+
+@pytest.mark.parametrize("word", [-1, 2**64])
+def test_splitting_what_is_no_word_is_refused(word: int) -> None:
+    with pytest.raises(ValueError, match=f"word is {word}"):
+        split_word(word)
+
+
+# --- what counts as free --------------------------------------------------------------------------
+
+
+@given(st.integers(0, EPOCH_MAX), st.sampled_from([0, 1, 2, 3]))
+def test_words_split_into_what_they_were_made_of(epoch: int, state: int) -> None:
+    assert split_word(gate_word(epoch, state)) == (epoch, state)
+
+
+@pytest.mark.parametrize("state", [WORD_CLOSED, WORD_FREE, WORD_HELD, WORD_QUARANTINED, 4, 255])
+@pytest.mark.parametrize(
+    ("epoch", "after"),
+    [(0, -1), (0, 0), (7, 6), (7, 7), (7, 8), (EPOCH_MAX, EPOCH_MAX - 1), (EPOCH_MAX, EPOCH_MAX)],
+)
+def test_every_word_ends_a_wait_as_the_reference_says(
+    gate: Gate, state: int, epoch: int, after: int
+) -> None:
+    word = epoch << 8 | state
+    gate.writer.store_u64(GATE_HEADER_BYTES + 5 * GATE_LINE_BYTES, word)
+    expected = reference.gate_outcome(word, after) or "timeout"
+    assert gate.waiter.wait_free(5, after, 0) == (expected, epoch)
+
+
+def test_each_slot_has_its_own_word(gate: Gate) -> None:
+    for slot in range(SLOTS):
+        gate.put(slot, slot + 1, WORD_FREE)
+    for slot in range(SLOTS):
+        assert gate.waiter.wait_free(slot, slot, 0) == ("free", slot + 1)
+
+
+def test_another_layout_is_honoured(gate: Gate) -> None:
+    waiter = GateWaiter(gate.page, gate.event_fd, gate.connection.fileno(), first_word=0, stride=8)
+    gate.writer.store_u64(24, gate_word(3, WORD_FREE))
+    assert waiter.wait_free(3, 2, 0) == ("free", 3)
+    with pytest.raises(IndexError, match="512 slots"):
+        waiter.wait_free(512, 0, 0)
+
+
+# --- sleeping and waking --------------------------------------------------------------------------
+
+
+def test_the_free_word_of_the_last_tenancy_does_not_end_a_wait(gate: Gate) -> None:
+    gate.put(0, 9, WORD_FREE)
+    sleeper = Sleeper(gate.waiter, 0, 9, LONG_NS)
+    sleeper.until_asleep()
+    gate.release(1, 1)  # a wake for somebody else
+    gate.release(0, 9)  # and one that repeats the old word
+    sleeper.until_asleep()
+    assert sleeper.is_alive()
+    gate.release(0, 10)
+    assert sleeper.outcome() == ("free", 10)
+
+
+def test_a_quarantine_ends_a_wait(gate: Gate) -> None:
+    gate.put(0, 4, WORD_HELD)
+    sleeper = Sleeper(gate.waiter, 0, 4, LONG_NS)
+    sleeper.until_asleep()
+    gate.put(0, 4, WORD_QUARANTINED)
+    os.eventfd_write(gate.event_fd, 1)
+    assert sleeper.outcome() == ("quarantined", 4)
+
+
+def test_a_wait_ends_at_its_deadline(gate: Gate) -> None:
+    gate.put(2, 8, WORD_HELD)
+    assert gate.waiter.wait_free(2, 1, 5_000_000, spin_ns=0) == ("timeout", 8)
+    assert gate.waiter.wait_free(2, 1, 1_000_000, spin_ns=SECOND_NS) == ("timeout", 8)
+    counted = gate.waiter.statistics()
+    assert (counted.waits, counted.timeouts, counted.wakes, counted.spins) == (2, 2, 0, 0)
+
+
+def test_a_spinning_thread_needs_no_event(gate: Gate) -> None:
+    gate.put(0, 1, WORD_HELD)
+    result: list[tuple[str, int]] = []
+    thread = threading.Thread(
+        target=lambda: result.append(gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=LONG_NS))
+    )
+    thread.start()
+    gate.put(0, 1, WORD_FREE)  # no event
+    thread.join(30)
+    assert result == [("free", 1)]
+
+
+def test_one_event_wakes_all_sleepers(gate: Gate) -> None:
+    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(12)]
+    for sleeper in sleepers:
+        sleeper.until_asleep()
+    for slot in range(12):
+        gate.put(slot, slot + 1, WORD_FREE)
+    os.eventfd_write(gate.event_fd, 1)
+    assert [sleeper.outcome() for sleeper in sleepers] == [("free", s + 1) for s in range(12)]
+    assert gate.waiter.statistics().wakes == 1
+
+
+def test_sleepers_for_other_slots_sleep_on(gate: Gate) -> None:
+    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(6)]
+    for slot in (3, 0, 5, 1, 4, 2):
+        sleepers[slot].until_asleep()
+        gate.release(slot, 1)
+        assert sleepers[slot].outcome() == ("free", 1)
+        assert [s.is_alive() for s in sleepers].count(True) == gate_left(sleepers)
+    assert gate.waiter.statistics().waits == 6
+
+
+def gate_left(sleepers: list[Sleeper]) -> int:
+    return sum(sleeper.result is None for sleeper in sleepers)
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_whoever_leaves_hands_the_lead_on(gate: Gate, short: int) -> None:
+    """One of three sleepers, the leader or not, times out; the others are still woken."""
+    sleepers = []
+    for number in range(3):
+        timeout = 20_000_000 if number == short else LONG_NS
+        sleepers.append(Sleeper(gate.waiter, number, 0, timeout))
+        sleepers[-1].until_asleep()
+    assert sleepers[short].outcome() == ("timeout", 0)
+    for number in range(3):
+        if number != short:
+            gate.release(number, 1)
+            assert sleepers[number].outcome() == ("free", 1)
+
+
+def test_an_event_before_the_wait_is_not_needed_and_does_no_harm(gate: Gate) -> None:
+    os.eventfd_write(gate.event_fd, 5)
+    gate.put(0, 1, WORD_HELD)
+    assert gate.waiter.wait_free(0, 0, 1_000_000, spin_ns=0) == ("timeout", 1)
+    assert gate.waiter.statistics().wakes == 1
+    gate.release(0, 2)
+    assert gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("free", 2)
+
+
+def test_an_emptied_eventfd_blocks_nobody(gate: Gate) -> None:
+    """A second reader of the eventfd, which is a mistake, must not hang the leader in read()."""
+    sleeper = Sleeper(gate.waiter, 0, 0, LONG_NS)
+    sleeper.until_asleep()
+    for _ in range(200):
+        os.eventfd_write(gate.event_fd, 1)
+        if select.select([gate.event_fd], [], [], 0)[0]:
+            os.set_blocking(gate.event_fd, False)
+            try:
+                os.eventfd_read(gate.event_fd)
+            except BlockingIOError:
+                pass
+            finally:
+                os.set_blocking(gate.event_fd, True)
+    gate.release(0, 1)
+    assert sleeper.outcome() == ("free", 1)
+
+
+class _Alarm(Exception):
+    pass
+
+
+def test_a_signal_reaches_python_while_the_leader_sleeps(gate: Gate) -> None:
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise _Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    try:
+        with pytest.raises(_Alarm):
+            gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    gate.release(0, 1)
+    assert gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("free", 1)
+
+
+# --- hangup ---------------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_connection_wakes_all_and_lasts(gate: Gate) -> None:
+    gate.put(1, 6, WORD_HELD)
+    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(8)]
+    for sleeper in sleepers:
+        sleeper.until_asleep()
+    assert not gate.waiter.hung_up()
+    gate.peer.close()
+    assert {sleeper.outcome() for sleeper in sleepers} == {("hangup", 0), ("hangup", 6)}
+    gate.release(2, 50)
+    assert gate.waiter.wait_free(2, 0, LONG_NS) == ("hangup", 50)
+    assert gate.waiter.hung_up()
+    assert gate.waiter.statistics().hangups == 9
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_data_on_the_connection_is_left_alone(gate: Gate, kind: socket.SocketKind) -> None:
+    peer, connection = socket.socketpair(socket.AF_UNIX, kind)
+    with peer, connection:
+        waiter = GateWaiter(gate.page, gate.event_fd, connection.fileno())
+        peer.send(b"for somebody else")
+        assert waiter.wait_free(0, 0, 1_000_000, spin_ns=0) == ("timeout", 0)
+        assert not waiter.hung_up()
+        assert connection.recv(64) == b"for somebody else"
+        peer.send(b"unread")
+        peer.shutdown(socket.SHUT_WR)
+        assert waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("hangup", 0)
+        waiter.close()
+
+
+def test_the_end_of_a_pipe_is_a_hangup(gate: Gate) -> None:
+    read_end, write_end = os.pipe()
+    waiter = GateWaiter(gate.page, gate.event_fd, read_end)
+    os.close(read_end)
+    assert not waiter.hung_up()
+    os.close(write_end)
+    assert waiter.hung_up()
+    assert waiter.wait_free(0, 0, LONG_NS) == ("hangup", 0)
+    waiter.close()
+
+
+def test_close_wakes_all_and_ends_later_waits(gate: Gate) -> None:
+    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(8)]
+    for sleeper in sleepers:
+        sleeper.until_asleep()
+    gate.waiter.close()
+    assert {sleeper.outcome() for sleeper in sleepers} == {("hangup", 0)}
+    gate.waiter.close()
+    assert gate.waiter.hung_up()
+    gate.release(0, 1)
+    assert gate.waiter.wait_free(0, 0, LONG_NS) == ("hangup", -1)
+
+
+def test_close_lets_go_of_page_and_connection(gate: Gate) -> None:
+    gate.waiter.close()
+    gate.page.close()
+    gate.connection.close()
+    assert gate.peer.recv(1) == b""
+
+
+# --- lost wakes -----------------------------------------------------------------------------------
+
+
+def ping_pong(gate: Gate, other: Gate, rounds: int, spin_ns: int) -> None:
+    """Two threads take turns; each waits for the other's word, and nothing repeats a lost wake."""
+    failures: list[object] = []
+
+    def echo() -> None:
+        for epoch in range(1, rounds + 1):
+            got = gate.waiter.wait_free(0, epoch - 1, LONG_NS, spin_ns=spin_ns)
+            if got != ("free", epoch):
+                failures.append(got)
+                return
+            other.release(0, epoch)
+
+    thread = threading.Thread(target=echo)
+    thread.start()
+    for epoch in range(1, rounds + 1):
+        gate.release(0, epoch)
+        got = other.waiter.wait_free(0, epoch - 1, LONG_NS, spin_ns=spin_ns)
+        if got != ("free", epoch):
+            failures.append(got)
+            break
+    gate.waiter.close()
+    thread.join(30)
+    assert not failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "spin_ns"), [(50_000, 0), (50_000, 50_000)])
+def test_no_wake_is_lost_between_two_threads(
+    make_gate: Callable[[], Gate], rounds: int, spin_ns: int
+) -> None:
+    ping_pong(make_gate(), make_gate(), rounds, spin_ns)
+
+
+@pytest.mark.slow
+def test_no_wake_is_lost_among_many_sleepers(make_gate: Callable[[], Gate]) -> None:
+    """Six threads share a waiter; each acknowledges its wake before its next one is sent."""
+    gate, other = make_gate(), make_gate()
+    threads, rounds = 6, 1500
+    failures: list[object] = []
+
+    def serve(slot: int) -> None:
+        for epoch in range(1, rounds + 1):
+            got = gate.waiter.wait_free(slot, epoch - 1, LONG_NS, spin_ns=slot * 5_000)
+            if got != ("free", epoch):
+                failures.append((slot, got))
+            other.release(slot, epoch)
+
+    workers = [threading.Thread(target=serve, args=(slot,)) for slot in range(threads)]
+    for worker in workers:
+        worker.start()
+    for epoch in range(1, rounds + 1):
+        for slot in range(threads):
+            gate.release((slot * 5 + epoch) % threads, epoch)
+        for slot in range(threads):
+            assert other.waiter.wait_free(slot, epoch - 1, LONG_NS, spin_ns=0) == ("free", epoch)
+    for worker in workers:
+        worker.join(30)
+    assert not failures
+
+
+# --- across processes -----------------------------------------------------------------------------
+
+_MEMBER_SCRIPT = """
+import sys
+from kvd_kernels.host import GateWaiter, Mapping
+page_fd, event_fd, hangup_fd, size, rounds = map(int, sys.argv[1:])
+try:
+    Mapping(page_fd, size, writable=True)
+except PermissionError:
+    pass
+else:
+    raise SystemExit("the seal did not hold")
+waiter = GateWaiter(Mapping(page_fd, size, writable=False), event_fd, hangup_fd)
+for epoch in range(1, rounds + 1):
+    got = waiter.wait_free(7, epoch - 1, 60 * 10**9, spin_ns=0)
+    if got != ("free", epoch):
+        raise SystemExit(f"round {epoch}: {got}")
+    print(epoch, flush=True)
+print(*waiter.wait_free(7, rounds, 60 * 10**9), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_member_process_sees_words_through_its_read_only_page(gate: Gate) -> None:
+    rounds = 200
+    fds = (gate.page_fd, gate.event_fd, gate.connection.fileno())
+    arguments = [*fds, gate.page.size, rounds]
+    gate.waiter.close()  # the eventfd has one consumer
+    with subprocess.Popen(
+        [sys.executable, "-c", _MEMBER_SCRIPT, *map(str, arguments)],
+        pass_fds=fds,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as member:
+        gate.connection.close()
+        assert member.stdout is not None
+        for epoch in range(1, rounds + 1):
+            gate.release(7, epoch)
+            assert member.stdout.readline() == f"{epoch}\n"
+        gate.peer.close()
+        assert member.stdout.readline() == f"hangup {rounds}\n"
+    assert member.returncode == 0
