@@ -25,45 +25,26 @@ from pathlib import Path
 from typing import Final
 
 from kvd.core.errors import LocalError
+from kvd.wire.protocol import ADMIN_SOCKET, ATTACH_SOCKET, ENGINE_SOCKET
+from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX, RuntimeDirError, find_runtime_dir
 
-ATTACH_SOCKET: Final = "attach.sock"
-ENGINE_SOCKET: Final = "engine.sock"
-ADMIN_SOCKET: Final = "admin.sock"
 HOLD_SOCKET: Final = "hold.sock"
 LOCK_FILE: Final = "kvd.lock"
-RUNTIME_DIR_VARIABLE: Final = "KVD_RUNTIME_DIR"
 
 _OWN_SOCKETS: Final = (ATTACH_SOCKET, ENGINE_SOCKET, ADMIN_SOCKET)
-_SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path has 108 bytes, one of them ends it
 _LOCK_ATTEMPTS: Final = 16
 
 
 def resolve_runtime_dir(configured: str, env: Mapping[str, str], uid: int) -> Path:
     """Return the runtime directory by the one rule that daemon and clients share.
 
-    Args:
-        configured: from `--runtime-dir` or server.runtime_dir; empty when not set.
-        env: environment: KVD_RUNTIME_DIR, then RUNTIME_DIRECTORY (systemd; the first of a list),
-            then /run/kvd for root, then $XDG_RUNTIME_DIR/kvd.
-        uid: effective user id.
-
+    Args and rule: see `kvd.wire.runtime_dir.find_runtime_dir`.
     Raises: LocalError(runtime_dir_unusable): relative path, or no rule applies.
     """
-    systemd = env.get("RUNTIME_DIRECTORY", "").partition(":")[0]
-    xdg = env.get("XDG_RUNTIME_DIR", "")
-    for name, text in (
-        ("--runtime-dir or server.runtime_dir", configured),
-        (RUNTIME_DIR_VARIABLE, env.get(RUNTIME_DIR_VARIABLE, "")),
-        ("RUNTIME_DIRECTORY", systemd),
-        ("the rule for root", "/run/kvd" if uid == 0 else ""),
-        ("XDG_RUNTIME_DIR", f"{xdg}/kvd" if xdg else ""),
-    ):
-        if not text:
-            continue
-        if not text.startswith("/"):
-            raise _unusable(Path(text), f"{name} gives a relative path")
-        return Path(text)
-    raise _unusable(Path("$XDG_RUNTIME_DIR/kvd"), "XDG_RUNTIME_DIR is not set")
+    try:
+        return find_runtime_dir(configured, env, uid)
+    except RuntimeDirError as error:
+        raise _unusable(error.path, error.detail) from error
 
 
 @dataclass(slots=True)
@@ -142,11 +123,11 @@ def _check_lengths(path: Path) -> None:
         raise _unusable(path, "the path is relative")
     longest = max((*_OWN_SOCKETS, HOLD_SOCKET), key=len)
     length = len(os.fsencode(path / longest))
-    if length > _SOCKET_PATH_BYTES_MAX:
+    if length > SOCKET_PATH_BYTES_MAX:
         raise _unusable(
             path,
             f"the socket {longest} in it would have a path of {length} bytes, "
-            f"over the {_SOCKET_PATH_BYTES_MAX} that the system allows",
+            f"over the {SOCKET_PATH_BYTES_MAX} that the system allows",
         )
 
 
