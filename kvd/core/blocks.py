@@ -81,13 +81,17 @@ class Fill:
     open: dict[int, tuple[SaveId, int]] = field(default_factory=dict)
     key: BlockKey | None = None
     want: int = 0
-    duplicate: bool = False
     orphan_deadline: int = 0
 
     def is_complete(self) -> bool:
         """Committed, nothing open, and every span holds exactly the committed tokens."""
         want = self.want
         return want > 0 and not self.open and all(have == want for have in self.tokens)
+
+    def lose_key(self) -> None:
+        """Another block has the key: no earlier commit of this one counts any more."""
+        self.key = None
+        self.want = 0
 
 
 @dataclass(slots=True)
@@ -217,7 +221,7 @@ class BlockTable:
             return CommitStatus.READY
         fill = self.own_fill(engine, block)
         if self.index.get(*key) is not None:
-            fill.duplicate = True
+            fill.lose_key()
             return CommitStatus.DUPLICATE
         fill.key = key
         fill.want = tokens
@@ -243,7 +247,7 @@ class BlockTable:
         """
         fill = self.fills.get(block)
         if fill is not None and fill.owner == owner and self.state[block] == BlockState.FILLING:
-            if fill.key is None or fill.duplicate:
+            if fill.key is None:
                 self.poison(block)
             else:
                 fill.orphan_deadline = now + grace
@@ -353,8 +357,7 @@ class BlockTable:
             return CommitStatus.PENDING
         assert fill.key is not None
         if self.index.get(*fill.key) is not None:
-            fill.duplicate = True
-            fill.want = 0
+            fill.lose_key()
             if not self.pins.get(block):
                 self.poison(block)
             return CommitStatus.DUPLICATE

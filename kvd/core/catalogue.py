@@ -312,6 +312,13 @@ _ROWS: Final = (
         "Send the request to a prefill engine again.",
     ),
     ErrorSpec(
+        "port_taken",
+        409,
+        _N,
+        "port {port} cannot be bound: {detail}",
+        "Give the engine another kv_port; each rank needs one of its own.",
+    ),
+    ErrorSpec(
         "peer_refused",
         502,
         _N,

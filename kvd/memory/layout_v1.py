@@ -110,17 +110,21 @@ class MetaTable:
         self._superblock = _read_superblock(mapping)
 
     @classmethod
-    def format(cls, mapping: MetaMapping, superblock: Superblock) -> MetaTable:
+    def format(
+        cls, mapping: MetaMapping, superblock: Superblock, *, fresh: bool = False
+    ) -> MetaTable:
         """Void all headers and write the superblock; the magic goes last.
 
-        Args: mapping: at least `meta_bytes(block_count)`; its old content is lost.
+        Args:
+            mapping: at least `meta_bytes(block_count)`; its old content is lost.
+            fresh: the memory was never written, so that it is zero without being touched.
         Raises: ValueError: a field out of range, or the mapping or the data is too small; nothing
             has been written then.
         """
         _check_superblock(superblock, mapping.size)
         mapping.store_u64(0, 0)
         zeros = bytes(_SCAN_HEADERS * HEADER_BYTES)
-        end = meta_bytes(superblock.block_count)
+        end = 8 if fresh else meta_bytes(superblock.block_count)
         for offset in range(8, end, len(zeros)):
             mapping.write_bytes(offset, zeros[: end - offset])
         packed = _pack_superblock(superblock)

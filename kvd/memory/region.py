@@ -197,6 +197,26 @@ class MemfdRegion:
             reason=self._plan.reason,
         )
 
+    @property
+    def uses_huge_pages(self) -> bool:
+        """Whether its pages come from the kernel's pool, which is reserved already."""
+        return self._plan.kind == "hugetlb"
+
+    def planned_snapshot(self) -> RegionSnapshot:
+        """As `snapshot`, from the plan alone: the kernel is not asked."""
+        return RegionSnapshot(
+            name=self._name,
+            provider="memfd",
+            asked=self._plan.asked,
+            got=self._plan.size,
+            populated=self._populated,
+            page_kind=self._plan.kind,
+            page_size=self._plan.page_size,
+            huge=0,
+            survives=self._survives,
+            reason=self._plan.reason,
+        )
+
     def close(self) -> None:
         """Unmap and close; waits for copies and a step of populating under way. Idempotent.
 

@@ -145,9 +145,17 @@ class PeerAnswer(PeerFrame, frozen=True, tag="answer"):
     fence: bool
 
 
+class MemberGone(PeerFrame, frozen=True, tag="member_gone"):
+    """Producer: this member's memory is not used any more; unmap it."""
+
+    engine: Name
+    member: Name
+    incarnation: Unsigned
+
+
 class Ping(PeerFrame, frozen=True, tag="ping"):
     """Either side, when nothing else was said for a while: the link is alive."""
 
 
-ToConsumer = PeerHello | Offers | Grant | Revoke | PeerQuery | Ping
+ToConsumer = PeerHello | Offers | Grant | Revoke | PeerQuery | MemberGone | Ping
 ToProducer = PeerWelcome | PeerRefused | Claim | Decline | ReadOver | PeerAnswer | Ping

@@ -1,0 +1,1 @@
+"""Command lines: the daemon `kvd` and its control tool `kvctl`."""

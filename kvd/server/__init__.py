@@ -1,0 +1,1 @@
+"""The shell round the core: sockets, memory, threads and time. asyncio lives here only."""

@@ -1,0 +1,165 @@
+"""The daemon: parts in the order in which they start, and in the reverse order they stop.
+
+1. configuration, runtime directory and its lock (the caller has them)
+2. the pool is planned; what cannot be had is refused before anything listens
+3. admin.sock answers (STARTING, percent), attach.sock and engine.sock listen
+4. the pool is populated in a worker thread; then everything else is answered, too
+5. on SIGTERM or SIGINT: requests are refused, copies end, memory is given back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from kvd.core.errors import KvdError, LocalError
+from kvd.server.attach_socket import AttachSocket
+from kvd.server.consumer_links import ConsumerLinks
+from kvd.server.ipc import EngineSocket
+from kvd.server.live_view import LiveView
+from kvd.server.loop_meter import LoopMeter
+from kvd.server.node import TICK_SECONDS, Node
+from kvd.server.producer_links import ProducerLinks
+from kvd.server.sd_notify import notify
+
+if TYPE_CHECKING:
+    from kvd.memory.runtime import RuntimeDir
+    from kvd.server.admin import AdminServer
+
+
+class Daemon:
+    """One kvd, from its sockets to its end."""
+
+    def __init__(self, node: Node, runtime: RuntimeDir, *, use_kernel_pidfd: bool = True) -> None:
+        """Assemble; `run` does the rest."""
+        self._node = node
+        self._runtime = runtime
+        self._use_kernel_pidfd = use_kernel_pidfd
+        self._meter = LoopMeter()
+        self._view = LiveView(node, self._meter)
+        self._stop = asyncio.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._attach: AttachSocket | None = None
+        self._engines: EngineSocket | None = None
+        self._producers: ProducerLinks | None = None
+        self._consumers: ConsumerLinks | None = None
+        self._admin: AdminServer | None = None
+
+    async def run(self) -> None:
+        """Serve until a signal says stop.
+
+        Raises: KvdError when the pool cannot be had; everything is given back before.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop)
+        try:
+            self._node.memory.make_pool()
+            await self._listen()
+            await self._populate()
+            await self._stop.wait()
+            notify("STOPPING=1")
+        finally:
+            await self._shut_down()
+
+    def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            # Asked twice: whoever asks does not want to wait.
+            os._exit(1)
+        self._view.stopping = True
+        self._stop.set()
+
+    # Start ------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Answer on all sockets; only the admin API has much to say yet."""
+        from kvd.server.admin import AdminServer  # after the pool's refusal, which must be quick
+
+        node, runtime = self._node, self._runtime
+        self._admin = AdminServer(self._view, runtime.admin_socket)
+        await self._admin.start()
+        self._context = zmq.Context()
+        self._attach = AttachSocket(
+            node, runtime.attach_socket, use_kernel_pidfd=self._use_kernel_pidfd
+        )
+        self._engines = EngineSocket(node, self._context, runtime.engine_socket)
+        self._producers = ProducerLinks(node, self._context, self._attach, runtime.attach_socket)
+        self._consumers = ConsumerLinks(node, self._context)
+        self._engines.on_hello = self._consumers.bind
+        self._view.producers, self._view.consumers = self._producers, self._consumers
+        self._open_to_others(runtime.attach_socket, runtime.engine_socket)
+        self._attach.start()
+        self._engines.start()
+        self._schedule_tick()
+
+    def _open_to_others(self, *paths: Path) -> None:
+        """Let users of `server.allowed_uids` reach the sockets; each is checked at attach."""
+        if self._node.config.server.allowed_uids:
+            for path in paths:
+                path.chmod(0o666)
+
+    async def _populate(self) -> None:
+        node = self._node
+        node.logs.info("started", boot_id=node.boot_id.hex(), runtime_dir=str(self._runtime.path))
+        populate = asyncio.ensure_future(node.memory.populate_pool())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({populate, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not populate.done():
+            node.memory.stop()
+        try:
+            await populate
+        except KvdError as error:
+            self._view.failure = str(error)
+            raise
+        if not self._stop.is_set():
+            node.is_ready = True
+            self._meter.reset_max()
+            node.logs.info("ready", pool_bytes=node.memory.populated)
+            notify("READY=1")
+
+    # Time -------------------------------------------------------------------------------------
+
+    def _schedule_tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + TICK_SECONDS
+        self._timer = loop.call_at(self._due, self._on_tick)
+
+    def _on_tick(self) -> None:
+        late = asyncio.get_running_loop().time() - self._due
+        self._meter.lagged(int(late * 1e9))
+        self._node.tick()
+        self._schedule_tick()
+
+    # Stop -------------------------------------------------------------------------------------
+
+    async def _shut_down(self) -> None:
+        """Give everything back, whatever was reached."""
+        node = self._node
+        self._view.stopping = True
+        node.is_ready = False
+        node.replies.refuse_all(LocalError("stopping"))
+        timer = getattr(self, "_timer", None)
+        if timer is not None:
+            timer.cancel()
+        if self._producers is not None:
+            self._producers.close()
+        if self._consumers is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._consumers.drain)
+            self._consumers.close()
+        if self._engines is not None:
+            self._engines.close()
+        if self._attach is not None:
+            self._attach.close()
+        node.close_sessions()
+        node.memory.close()
+        if self._context is not None:
+            self._context.term()
+        if self._admin is not None:
+            await self._admin.stop()
+        node.logs.info("stopped")

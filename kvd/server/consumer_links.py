@@ -1,0 +1,344 @@
+"""Consumer's side of hand-offs: kvds that offer rows to our decode engines, and the copies.
+
+One ROUTER for each port of each registered rank. A producer's hello is answered once this kvd has
+attached to it as a reader (which proves to both who the other is); from then on offers come in,
+and granted reads are copied by worker threads straight into the decode region.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+
+from kvd.core import effects as ef
+from kvd.core import events as ev
+from kvd.core.errors import KvdError, LocalError, PeerError
+from kvd.core.ids import MemberRef, kvd_executor
+from kvd.plan.layout import RegionLayout
+from kvd.server import peer_translate as tr
+from kvd.server.host_identity import kernel_boot_id
+from kvd.server.node import Node
+from kvd.server.reader_attach import ReaderAttachment
+from kvd.server.sessions import MemberSession, new_token
+from kvd.server.zmq_pump import ZmqPump
+from kvd.transfer import shm
+from kvd.wire import peer_messages as pm
+from kvd.wire.codec import FrameError, consumer_codec, producer_codec
+from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
+
+COPY_THREADS: Final = 2
+"""Copies that run at once; more do not move more bytes on a small host."""
+
+
+@dataclass(slots=True)
+class ConsumerLink:
+    """A producer's kvd that we read from.
+
+    peer:     its executor name, under which the core knows it.
+    token:    what its frames must carry; `attachment.token` goes into ours.
+    identity: its ZeroMQ routing id on `pump`.
+    """
+
+    peer: str
+    boot_id: bytes
+    token: bytes
+    identity: bytes
+    pump: ZmqPump
+    attachment: ReaderAttachment
+    last_heard: int
+    broken: bool = False
+
+
+class ConsumerLinks:
+    """All producers' kvds, the ports that they reach us at, and the copy threads."""
+
+    def __init__(self, node: Node, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """No port is bound before a member asks for one."""
+        self._node = node
+        self._context = context
+        self._decode = consumer_codec().decode
+        self._encode = producer_codec().encode
+        self._ports: dict[int, ZmqPump] = {}
+        self._links: dict[str, ConsumerLink] = {}
+        self._attaching: set[bytes] = set()
+        self._copies = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvd-copy")
+        self._attachers = ThreadPoolExecutor(1, thread_name_prefix="kvd-peer")
+        node.on(ef.SendClaim, self._send_claim)
+        node.on(ef.SendDecline, self._send_decline)
+        node.on(ef.SendReadEnded, self._send_read_ended)
+        node.on(ef.SendAnswer, self._send_answer)
+        node.on(ef.StartCopy, self._start_copy)
+
+    @property
+    def links(self) -> list[ConsumerLink]:
+        """Every link, for the status."""
+        return list(self._links.values())
+
+    @property
+    def ports(self) -> list[int]:
+        """Ports that are bound."""
+        return sorted(self._ports)
+
+    def drain(self) -> None:
+        """Wait for running copies; called from a worker thread."""
+        self._copies.shutdown(wait=True, cancel_futures=True)
+        self._attachers.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        """Stop listening and let go of the producers' memory; `drain` came first."""
+        for pump in self._ports.values():
+            pump.close()
+        self._ports.clear()
+        loop = asyncio.get_running_loop()
+        for link in self._links.values():
+            if not link.broken:
+                loop.remove_reader(link.attachment.socket.fileno())
+        for link in self._links.values():
+            link.attachment.close()
+        self._links.clear()
+
+    def bind(self, session: MemberSession) -> None:
+        """Listen on the port of a rank that registered with one.
+
+        Raises: LocalError(port_taken) when something else listens there.
+        """
+        port = session.kv_port
+        if not port or port in self._ports:
+            return
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, 16 << 20)
+        try:
+            socket.bind(f"tcp://{self._node.config.peers.listen_host}:{port}")
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise LocalError("port_taken", port=port, detail=str(error)) from error
+        pumps: list[ZmqPump] = []
+        pump = ZmqPump(socket, lambda parts: self._received(pumps[0], parts))
+        pumps.append(pump)
+        self._ports[port] = pump
+        pump.start()
+
+    # Receiving --------------------------------------------------------------------------------
+
+    def _received(self, pump: ZmqPump, parts: list[bytes]) -> None:
+        node = self._node
+        node.counters["peer_frames_received"] += 1
+        try:
+            frame = self._decode(parts[1] if len(parts) == 2 else b"")
+            if type(frame) is pm.PeerHello:
+                self._hello(pump, parts[0], frame)
+            else:
+                self._handle(pump, parts[0], frame)
+        except (FrameError, KvdError) as error:
+            node.counters[f"peer_frames_refused_{error.code}"] += 1
+
+    def _handle(self, pump: ZmqPump, identity: bytes, frame: pm.ToConsumer) -> None:
+        link = self._links.get(kvd_executor(frame.boot_id.hex()))
+        if link is None or link.token != frame.token or not frame.token:
+            raise PeerError("unauthorized")
+        node = self._node
+        link.last_heard = node.now()
+        link.identity, link.pump = identity, pump
+        match frame:
+            case pm.Offers(items=items):
+                offers = [ev.OfferCame(link.peer, tr.offer_from(item)) for item in items]
+                node.apply(*offers)
+            case pm.Grant():
+                source = tr.source_from(frame.source)
+                read = tr.read_id(frame.read)
+                node.apply(ev.GrantCame(link.peer, read, frame.claim, source))
+            case pm.Revoke():
+                node.apply(ev.RevokeCame(link.peer, tr.read_id(frame.read), frame.why))
+            case pm.PeerQuery():
+                ref, read = tr.slot_ref(frame.tenancy), tr.read_id(frame.read)
+                node.apply(ev.QueryCame(link.peer, ref, read, frame.fence))
+            case pm.MemberGone(engine=engine, member=member, incarnation=incarnation):
+                gone = MemberRef(engine, member, incarnation)
+                self._copies.submit(link.attachment.forget_member, gone)
+            case _:
+                pass
+
+    # Handshake --------------------------------------------------------------------------------
+
+    def _hello(self, pump: ZmqPump, identity: bytes, frame: pm.PeerHello) -> None:
+        node = self._node
+        protocol = agree(frame.protocol_min, frame.protocol_max)
+        if protocol is None:
+            ours = f"{PROTOCOL_MIN}-{PROTOCOL}"
+            theirs = f"{frame.protocol_min}-{frame.protocol_max}"
+            self._refuse(pump, identity, PeerError("protocol_mismatch", theirs=theirs, ours=ours))
+            return
+        if frame.kernel_boot_id != kernel_boot_id():
+            error = PeerError("peer_not_local", peer=frame.attach_path)
+            self._refuse(pump, identity, error)
+            return
+        known = self._links.get(kvd_executor(frame.boot_id.hex()))
+        if known is not None and not known.broken and known.token:
+            # It lost our answer (or reconnected): the same welcome again.
+            self._welcome(known, pump, identity)
+            return
+        if frame.boot_id in self._attaching:
+            return
+        if len(self._links) >= node.config.limits.peers:
+            limit = node.config.limits.peers
+            self._refuse(pump, identity, LocalError("busy", what="peers", limit=limit))
+            return
+        self._attaching.add(frame.boot_id)
+        loop = asyncio.get_running_loop()
+        token = new_token()
+
+        def work() -> None:
+            try:
+                attachment = ReaderAttachment(frame.attach_path, node.boot_id, frame.nonce, token)
+            except PeerError as error:
+                loop.call_soon_threadsafe(self._attach_failed, pump, identity, frame, error)
+            else:
+                args = (pump, identity, frame, token, attachment)
+                loop.call_soon_threadsafe(self._attached, *args)
+
+        self._attachers.submit(work)
+
+    def _attach_failed(
+        self, pump: ZmqPump, identity: bytes, frame: pm.PeerHello, error: PeerError
+    ) -> None:
+        self._attaching.discard(frame.boot_id)
+        self._refuse(pump, identity, error)
+
+    def _attached(
+        self,
+        pump: ZmqPump,
+        identity: bytes,
+        frame: pm.PeerHello,
+        token: bytes,
+        attachment: ReaderAttachment,
+    ) -> None:
+        self._attaching.discard(frame.boot_id)
+        if attachment.boot_id != frame.boot_id:
+            attachment.close()
+            error = PeerError("peer_refused", peer=frame.attach_path, detail="another kvd is there")
+            self._refuse(pump, identity, error)
+            return
+        peer = kvd_executor(frame.boot_id.hex())
+        old = self._links.get(peer)
+        if old is not None:
+            self._drop(old)
+        link = ConsumerLink(
+            peer, frame.boot_id, token, identity, pump, attachment, self._node.now()
+        )
+        self._links[peer] = link
+        attachment.socket.setblocking(True)
+        fd = attachment.socket.fileno()
+        asyncio.get_running_loop().add_reader(fd, self._peer_readable, link)
+        self._welcome(link, pump, identity)
+
+    def _welcome(self, link: ConsumerLink, pump: ZmqPump, identity: bytes) -> None:
+        link.identity, link.pump = identity, pump
+        welcome = pm.PeerWelcome(link.attachment.token, self._node.boot_id, PROTOCOL, link.token)
+        pump.send([identity, self._encode(welcome)])
+
+    def _refuse(self, pump: ZmqPump, identity: bytes, error: KvdError) -> None:
+        self._node.counters[f"peer_hellos_refused_{error.code}"] += 1
+        frame = pm.PeerRefused(b"", self._node.boot_id, error.code, error.context)
+        pump.send([identity, self._encode(frame)])
+
+    def _peer_readable(self, link: ConsumerLink) -> None:
+        """Nothing is said unasked on the attach connection: readable means that it has ended."""
+        if link.attachment.has_ended():
+            self._drop(link)
+
+    def _drop(self, link: ConsumerLink) -> None:
+        if link.broken:
+            return
+        link.broken = True
+        asyncio.get_running_loop().remove_reader(link.attachment.socket.fileno())
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+        self._copies.submit(link.attachment.close)
+        self._node.apply_soon(ev.PeerLost(link.peer))
+
+    # Sending ----------------------------------------------------------------------------------
+
+    def _to(self, peer: str, make: Callable[[bytes, bytes], pm.ToProducer]) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            self._node.counters["peer_frames_dropped"] += 1
+            return
+        frame = make(link.attachment.token, self._node.boot_id)
+        if not link.pump.send([link.identity, self._encode(frame)]):
+            self._node.counters["peer_frames_dropped"] += 1
+
+    def _send_claim(self, effect: ef.SendClaim) -> None:
+        ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
+        self._to(effect.peer, lambda token, boot: pm.Claim(token, boot, ref, read, effect.claim))
+
+    def _send_decline(self, effect: ef.SendDecline) -> None:
+        ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
+        self._to(effect.peer, lambda token, boot: pm.Decline(token, boot, ref, read))
+
+    def _send_read_ended(self, effect: ef.SendReadEnded) -> None:
+        ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
+        self._to(effect.peer, lambda token, boot: pm.ReadOver(token, boot, ref, read, effect.ok))
+
+    def _send_answer(self, effect: ef.SendAnswer) -> None:
+        ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
+        truth, fence = effect.truth.value, effect.fence
+        self._to(
+            effect.peer, lambda token, boot: pm.PeerAnswer(token, boot, ref, read, truth, fence)
+        )
+
+    # Copies -----------------------------------------------------------------------------------
+
+    def _start_copy(self, effect: ef.StartCopy) -> None:
+        """Copy in a worker; its end comes back as an event, whatever happens."""
+        link = self._links.get(effect.peer)
+        destination = self._destination(effect)
+        if link is None or destination is None:
+            detail = "peer_gone" if link is None else "region_gone"
+            self._node.apply_soon(ev.CopyEnded(effect.read, False, detail))
+            return
+        loop = asyncio.get_running_loop()
+        attachment = link.attachment
+
+        def work() -> None:
+            try:
+                memory = attachment.memory_of(effect.source.ref.member)
+                read = effect.read
+                pieces = shm.plan_read(
+                    read.layer, read.start, effect.end, effect.source, memory, destination
+                )
+                moved = shm.copy(pieces)
+                loop.call_soon_threadsafe(self._copied, ev.CopyEnded(read, True), moved)
+            except (PeerError, ValueError, IndexError) as error:
+                event = ev.CopyEnded(effect.read, False, str(error)[:200])
+                loop.call_soon_threadsafe(self._copied, event, 0)
+
+        self._copies.submit(work)
+
+    def _copied(self, event: ev.CopyEnded, moved: int) -> None:
+        self._node.counters["copies_bytes"] += moved
+        if not event.ok:
+            self._node.counters["copies_failed"] += 1
+        self._node.apply(event)
+
+    def _destination(self, effect: ef.StartCopy) -> shm.Destination | None:
+        node = self._node
+        region = node.memory.region(effect.region)
+        core = node.state.regions.get(effect.region)
+        if region is None or core is None:
+            return None
+        spec = core.spec
+        layout = RegionLayout(spec.num_layers, spec.num_blocks, spec.block_tokens, spec.row_bytes)
+        residents = tuple(
+            shm.ResidentMemory(session.device, session.resident)
+            for session in node.sessions.members.values()
+            if session.ref.engine == core.engine and session.device is not None and session.resident
+        )
+        first = effect.read.start - effect.read.start % spec.block_tokens
+        return shm.Destination(region.mapping, layout, effect.blocks, first, residents)

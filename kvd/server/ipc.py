@@ -1,0 +1,333 @@
+"""engine.sock: requests of members, answered once each; questions to members.
+
+A frame is checked in this order: size, shape, token, then the operation. Whatever is wrong with it
+is answered with an `error` frame if its request number can be read, counted, and forgotten: the
+next frame of the next client is not disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from kvd.core import effects as ef
+from kvd.core import events as ev
+from kvd.core import results as res
+from kvd.core.errors import KvdError, LocalError
+from kvd.server import translate
+from kvd.server.node import Node
+from kvd.server.sessions import MemberSession
+from kvd.server.zmq_pump import ZmqPump
+from kvd.wire import messages as msg
+from kvd.wire.codec import FrameError, client_codec, server_codec
+from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
+
+_MS: Final = 1_000_000
+
+
+class EngineSocket:
+    """The ROUTER that members talk to."""
+
+    def __init__(self, node: Node, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
+        """Bind; nothing is received before `start`."""
+        self._node = node
+        limit = node.config.server.frame_size_max
+        self._decode = client_codec(limit).decode
+        self._encode = server_codec(1 << 62).encode
+        socket = context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # Larger than the limit by so much that a refusal can still be answered; beyond it the
+        # connection is cut before memory is taken.
+        socket.setsockopt(zmq.MAXMSGSIZE, 4 * limit)
+        socket.bind(f"ipc://{path}")
+        self._pump = ZmqPump(socket, self._received)
+        self._operations: Final[dict[type, Callable[[MemberSession, int, Any], None]]] = {
+            msg.Events: self._events,
+            msg.Lookup: self._lookup,
+            msg.Reserve: self._reserve,
+            msg.Commit: self._commit,
+            msg.Unpin: self._unpin,
+            msg.Abort: self._abort,
+            msg.Renew: self._renew,
+            msg.Poison: self._poison,
+            msg.Answer: self._answer,
+            msg.RegionCreate: self._region_create,
+            msg.RegionDestroy: self._region_destroy,
+            msg.Allocated: self._allocated,
+            msg.Expect: self._expect,
+            msg.AwaitTransfer: self._await_transfer,
+            msg.DropTransfer: self._drop_transfer,
+            msg.Stats: self._stats,
+            msg.Goodbye: self._goodbye,
+        }
+        node.on(ef.AskMember, self._ask_member)
+        self.on_hello: Callable[[MemberSession], None] | None = None
+
+    def start(self) -> None:
+        """Receive."""
+        self._pump.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._pump.close()
+
+    @property
+    def replies_dropped(self) -> int:
+        """Replies whose receiver was gone or did not read."""
+        return self._pump.dropped
+
+    # Receiving --------------------------------------------------------------------------------
+
+    def _received(self, parts: list[bytes]) -> None:
+        node = self._node
+        node.counters["frames_received"] += 1
+        identity = parts[0]
+        try:
+            if len(parts) != 2:
+                raise FrameError("frame_malformed", {"detail": f"{len(parts) - 1} parts, not 1"})
+            frame = self._decode(parts[1])
+        except FrameError as error:
+            self._refuse(identity, error.request_no, KvdError(error.code, **error.context))
+            return
+        try:
+            self._dispatch(identity, frame)
+        except KvdError as error:
+            self._refuse(identity, frame.request_no, error)
+
+    def _dispatch(self, identity: bytes, frame: msg.ClientFrame) -> None:
+        node = self._node
+        session = node.sessions.member(frame.token)
+        if session is None:
+            raise LocalError("unauthorized")
+        session.identity = identity
+        session.last_heard = node.now()
+        if type(frame) is msg.Hello:
+            self._hello(session, frame)
+            return
+        if not node.is_ready:
+            raise starting(node)
+        if not session.said_hello:
+            raise LocalError("engine_unknown", engine=session.ref.engine)
+        number = frame.request_no
+        handle = node.replies.expect(lambda result: self._answered(identity, number, result))
+        try:
+            self._operations[type(frame)](session, handle, frame)
+        except KvdError as error:
+            node.replies.refuse(handle, error)
+
+    def _answered(self, identity: bytes, number: int, result: res.Result | KvdError) -> None:
+        if isinstance(result, KvdError):
+            self._refuse(identity, number, result)
+        else:
+            frame = translate.reply_frame(number, self._node.boot_id, result)
+            self._pump.send([identity, self._encode(frame)])
+
+    def _refuse(self, identity: bytes, number: int, error: KvdError) -> None:
+        node = self._node
+        node.counters[f"frames_refused_{error.code}"] += 1
+        frame = translate.error_frame(number, node.boot_id, error)
+        self._pump.send([identity, self._encode(frame)])
+
+    # Sessions ---------------------------------------------------------------------------------
+
+    def _hello(self, session: MemberSession, frame: msg.Hello) -> None:
+        node = self._node
+        protocol = agree(frame.protocol_min, frame.protocol_max)
+        if protocol is None:
+            theirs = f"{frame.protocol_min}-{frame.protocol_max}"
+            ours = f"{PROTOCOL_MIN}-{PROTOCOL}"
+            raise LocalError("protocol_mismatch", theirs=theirs, ours=ours)
+        if not node.is_ready:
+            raise starting(node)
+        identity, number = session.identity, frame.request_no
+        _check_device(session, frame)
+
+        def answered(result: res.Result | KvdError) -> None:
+            if isinstance(result, KvdError):
+                self._refuse(identity, number, result)
+                return
+            assert isinstance(result, res.Joined)
+            session.said_hello = True
+            session.layout = frame.layout
+            session.device_layout = frame.device
+            session.resident = tuple(frame.resident)
+            session.kv_port = frame.kv_port
+            if frame.kv_port:
+                port = frame.kv_port + frame.dp_rank * frame.tp_size + max(frame.rank, 0)
+                session.kv_port = port
+            if self.on_hello is not None:
+                self.on_hello(session)
+            self._pump.send([identity, self._encode(self._hello_ok(number, protocol, result))])
+
+        handle = node.replies.expect(answered)
+        try:
+            event = translate.joined(handle, session.ref, session.pid, session.num_slots, frame)
+        except KvdError as error:
+            node.replies.refuse(handle, error)
+            return
+        node.apply(event)
+
+    def _hello_ok(self, number: int, protocol: int, result: res.Joined) -> msg.HelloOk:
+        node = self._node
+        return msg.HelloOk(
+            number,
+            node.boot_id,
+            protocol,
+            result.num_blocks,
+            result.block_stride,
+            list(result.epochs),
+            result.next_no,
+            node.config.server.frame_size_max,
+            node.config.limits.batch_items,
+        )
+
+    def _goodbye(self, session: MemberSession, handle: int, frame: msg.Goodbye) -> None:
+        node = self._node
+        node.replies.answer(handle, res.Done())
+        node.apply(ev.MemberDied(session.ref, "goodbye"))
+
+    def _stats(self, session: MemberSession, handle: int, frame: msg.Stats) -> None:
+        if len(session.stats) + len(frame.values) > 4 * STATS_MAX:
+            session.stats.clear()
+        if len(frame.values) > STATS_MAX:
+            raise LocalError("busy", what="statistics of a member", limit=STATS_MAX)
+        session.stats.update(frame.values)
+        self._node.replies.answer(handle, res.Done())
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def _events(self, session: MemberSession, handle: int, frame: msg.Events) -> None:
+        self._check_life(session, frame.boot_id, frame.incarnation)
+        items = translate.slot_events(session.ref, frame.items)
+        self._node.apply(ev.SlotsChanged(handle, session.ref, frame.first_no, items))
+
+    def _check_life(self, session: MemberSession, boot_id: bytes, incarnation: int) -> None:
+        """R4: what belongs to another life of kvd or of the member is refused, and counted."""
+        if boot_id != self._node.boot_id:
+            raise LocalError("stale_boot")
+        if incarnation != session.ref.incarnation:
+            raise LocalError("stale_incarnation", member=session.ref)
+
+    def _lookup(self, session: MemberSession, handle: int, frame: msg.Lookup) -> None:
+        event = ev.LookedUp(handle, session.ref, frame.request, frame.hashes, frame.pin)
+        self._node.apply(event)
+
+    def _reserve(self, session: MemberSession, handle: int, frame: msg.Reserve) -> None:
+        self._node.apply(ev.Reserved(handle, session.ref, frame.request, frame.count))
+
+    def _commit(self, session: MemberSession, handle: int, frame: msg.Commit) -> None:
+        items = translate.commit_items(frame)
+        self._node.apply(ev.Committed(handle, session.ref, items))
+
+    def _unpin(self, session: MemberSession, handle: int, frame: msg.Unpin) -> None:
+        blocks = tuple(frame.blocks) if frame.blocks is not None else None
+        self._node.apply(ev.RequestEnded(handle, session.ref, frame.request, blocks))
+
+    def _abort(self, session: MemberSession, handle: int, frame: msg.Abort) -> None:
+        event = ev.RequestEnded(handle, session.ref, frame.request, None, aborted=True)
+        self._node.apply(event)
+
+    def _renew(self, session: MemberSession, handle: int, frame: msg.Renew) -> None:
+        self._node.apply(ev.Renewed(handle, session.ref, frame.request))
+
+    def _poison(self, session: MemberSession, handle: int, frame: msg.Poison) -> None:
+        self._node.apply(ev.BlocksPoisoned(handle, session.ref, tuple(frame.blocks)))
+
+    def _answer(self, session: MemberSession, handle: int, frame: msg.Answer) -> None:
+        self._check_life(session, frame.boot_id, frame.incarnation)
+        event = translate.answer(session.ref, frame)
+        self._node.replies.answer(handle, res.Done())
+        self._node.apply(event)
+
+    def _region_create(self, session: MemberSession, handle: int, frame: msg.RegionCreate) -> None:
+        spec = ev.RegionSpec(
+            frame.num_layers, frame.num_blocks, frame.block_tokens, frame.row_bytes
+        )
+        self._node.apply(ev.RegionAsked(handle, session.ref, frame.region, spec))
+
+    def _region_destroy(
+        self, session: MemberSession, handle: int, frame: msg.RegionDestroy
+    ) -> None:
+        self._node.apply(ev.RegionDropped(handle, session.ref, frame.region))
+
+    def _allocated(self, session: MemberSession, handle: int, frame: msg.Allocated) -> None:
+        blocks = tuple(frame.blocks)
+        self._node.apply(ev.BlocksAllocated(handle, session.ref, frame.region, blocks))
+
+    def _expect(self, session: MemberSession, handle: int, frame: msg.Expect) -> None:
+        node = self._node
+        lifetime = min(frame.lifetime_ms * _MS, node.config.peers.transfer_deadline)
+        event = ev.TransferExpected(
+            handle,
+            session.ref,
+            frame.transfer,
+            frame.region,
+            tuple(frame.blocks),
+            frame.tokens,
+            frame.num_layers,
+            node.now() + lifetime,
+        )
+        node.apply(event)
+
+    def _await_transfer(
+        self, session: MemberSession, handle: int, frame: msg.AwaitTransfer
+    ) -> None:
+        node = self._node
+        longest = node.config.peers.transfer_deadline
+        deadline = node.now() + min(frame.deadline_ms_left * _MS, longest)
+        node.apply(ev.TransferAwaited(handle, session.ref, frame.transfer, deadline))
+
+    def _drop_transfer(self, session: MemberSession, handle: int, frame: msg.DropTransfer) -> None:
+        self._node.apply(ev.TransferDropped(handle, session.ref, frame.transfer))
+
+    # Questions --------------------------------------------------------------------------------
+
+    def _ask_member(self, effect: ef.AskMember) -> None:
+        session = self._node.sessions.members.get(effect.member)
+        if session is not None and session.identity:
+            frame = translate.query_frame(self._node.boot_id, effect)
+            self._pump.send([session.identity, self._encode(frame)])
+
+
+STATS_MAX: Final = 512
+"""Figures that one member may show."""
+
+
+def starting(node: Node) -> LocalError:
+    """The refusal of everything but a hello to a kvd that is not ready."""
+    pool = node.memory.pool
+    percent = 100 * node.memory.populated // pool.size if pool is not None and pool.size else 0
+    return LocalError("starting", percent=percent)
+
+
+def _check_device(session: MemberSession, frame: msg.Hello) -> None:
+    """Whether the memory that a member describes is the memory that it passed.
+
+    Raises: LocalError(frame_malformed).
+    """
+    device = frame.device
+    size = session.device.size if session.device is not None else 0
+    if device is None:
+        if session.num_slots and session.device is not None:
+            raise LocalError("frame_malformed", detail="device memory came without its layout")
+    else:
+        if len(device.slot_offsets) != session.num_slots or len(device.slot_kinds) != len(
+            device.slot_offsets
+        ):
+            raise LocalError("frame_malformed", detail="the layout has another number of slots")
+        if any(kind >= len(device.kinds) for kind in device.slot_kinds):
+            raise LocalError("frame_malformed", detail="a slot of a kind that is not described")
+        rows = device.num_blocks * device.block_tokens
+        for offset, kind in zip(device.slot_offsets, device.slot_kinds, strict=True):
+            for area in device.kinds[kind]:
+                if offset + area.offset + rows * area.row_bytes > size:
+                    raise LocalError(
+                        "frame_malformed", detail=f"part {area.part} of a slot lies outside"
+                    )
+    for part in frame.resident:
+        if any(offset >= size for offset in part.layers.values()):
+            raise LocalError("frame_malformed", detail=f"part {part.part} lies outside")

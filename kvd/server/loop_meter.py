@@ -1,0 +1,75 @@
+"""How the event loop fares: lag of its ticks, and CPU time of its longest callbacks.
+
+Lag is what engines feel; thread CPU time tells whether kvd itself was the cause, since on a busy
+host the scheduler delays callbacks that cost nothing.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LoopMeter:
+    """Counts what callbacks cost; reading it resets nothing."""
+
+    def __init__(self) -> None:
+        """Nothing measured yet."""
+        self.callbacks = 0
+        self.cpu_ns = 0
+        self.cpu_ns_max = 0
+        self.slowest = ""
+        self.lag_ns_max = 0
+        self.lag_ns_last = 0
+
+    def timed(self, name: str, callback: Callable[P, R]) -> Callable[P, R]:
+        """The same callback, measured."""
+
+        def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+            before = time.thread_time_ns()
+            try:
+                return callback(*args, **kwargs)
+            finally:
+                self.add(name, time.thread_time_ns() - before)
+
+        return measured
+
+    def add(self, name: str, cpu_ns: int) -> None:
+        """One callback has run."""
+        self.callbacks += 1
+        self.cpu_ns += cpu_ns
+        if cpu_ns > self.cpu_ns_max:
+            self.cpu_ns_max, self.slowest = cpu_ns, name
+
+    def lagged(self, lag_ns: int) -> None:
+        """A timer fired so much later than it was due."""
+        self.lag_ns_last = max(0, lag_ns)
+        self.lag_ns_max = max(self.lag_ns_max, lag_ns)
+
+    def reset_max(self) -> None:
+        """Forget the extremes (start-up is over)."""
+        self.cpu_ns_max, self.lag_ns_max, self.slowest = 0, 0, ""
+
+    def figures(self) -> dict[str, float]:
+        """Everything, seconds and bytes."""
+        return {
+            "loop_callbacks": float(self.callbacks),
+            "loop_cpu_seconds": self.cpu_ns / 1e9,
+            "loop_callback_cpu_seconds_max": self.cpu_ns_max / 1e9,
+            "loop_lag_seconds": self.lag_ns_last / 1e9,
+            "loop_lag_seconds_max": self.lag_ns_max / 1e9,
+            "rss_bytes": float(_rss_bytes()),
+        }
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0

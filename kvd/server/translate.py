@@ -1,0 +1,195 @@
+"""Frames to events, results to frames; and slot events of the wire to those of the core.
+
+Written for speed where a batch passes through: one small function for each kind of item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvd.core import effects as ef
+from kvd.core import events as ev
+from kvd.core import results as res
+from kvd.core import slot_events as se
+from kvd.core.blocks import BlockShape
+from kvd.core.errors import KvdError, LocalError
+from kvd.core.holds import HoldKind, Truth
+from kvd.core.ids import MemberRef, ReadId, SlotRef
+from kvd.core.prefix import HASH_BYTES
+from kvd.plan.layout import BlockLayout
+from kvd.wire import messages as msg
+from kvd.wire import slot_items as si
+from kvd.wire.layout import BlockLayoutSpec
+
+# Slot items -----------------------------------------------------------------------------------
+
+
+def _acquired(ref: SlotRef, item: si.AcquiredItem) -> se.SlotEvent:
+    loads = tuple(se.LoadSpec(load.request, tuple(load.blocks), load.tokens) for load in item.loads)
+    return se.Acquired(ref, item.layer, loads)
+
+
+def _load_ended(ref: SlotRef, item: si.LoadEndedItem) -> se.SlotEvent:
+    return se.LoadEnded(ref, item.ok)
+
+
+def _written(ref: SlotRef, item: si.WrittenItem) -> se.SlotEvent:
+    saves = tuple(
+        se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens)) for save in item.saves
+    )
+    reads = tuple(read_spec(item.layer, read) for read in item.reads) if item.reads else ()
+    return se.Written(ref, item.layer, saves, reads)
+
+
+def read_spec(layer: int, item: si.ReadItem) -> se.ReadSpec:
+    """A read that a member offers, first attempt."""
+    return se.ReadSpec(
+        ReadId(item.transfer, layer, item.start, 0),
+        item.peer,
+        item.end,
+        tuple(item.device_blocks),
+        tuple(item.pool_blocks),
+    )
+
+
+def _computed(ref: SlotRef, item: si.ComputedItem) -> se.SlotEvent:
+    return se.Computed(ref, item.ok)
+
+
+def _save_ended(ref: SlotRef, item: si.SaveEndedItem) -> se.SlotEvent:
+    return se.SaveEnded(ref, item.saver, item.ok, tuple(item.tokens) if item.tokens else ())
+
+
+def _poisoned(ref: SlotRef, item: si.PoisonedItem) -> se.SlotEvent:
+    return se.Poisoned(ref)
+
+
+_ITEMS: Final[dict[type, Callable[[SlotRef, Any], se.SlotEvent]]] = {
+    si.AcquiredItem: _acquired,
+    si.LoadEndedItem: _load_ended,
+    si.WrittenItem: _written,
+    si.ComputedItem: _computed,
+    si.SaveEndedItem: _save_ended,
+    si.PoisonedItem: _poisoned,
+}
+
+
+def slot_events(ref: MemberRef, items: list[si.SlotItem]) -> tuple[se.SlotEvent, ...]:
+    """A member's items as events of the core, in order."""
+    table = _ITEMS
+    return tuple([table[type(item)](SlotRef(ref, item.slot, item.epoch), item) for item in items])
+
+
+# Requests -------------------------------------------------------------------------------------
+
+
+def layout_of(spec: BlockLayoutSpec) -> ev.Layout:
+    """What the core must know of a block layout.
+
+    Raises: LocalError(frame_malformed) for a layout that is none.
+    """
+    try:
+        layout = BlockLayout(spec)
+    except ValueError as error:
+        raise LocalError("frame_malformed", detail=str(error)) from error
+    shape = BlockShape(spec.block_tokens, layout.num_layers, spec.num_shards)
+    return ev.Layout(layout.digest(), shape, layout.stride, layout.describe())
+
+
+def joined(reply: int, ref: MemberRef, pid: int, num_slots: int, frame: msg.Hello) -> ev.Event:
+    """A hello as an event.
+
+    Raises: LocalError(frame_malformed).
+    """
+    layout = layout_of(frame.layout) if frame.layout is not None else None
+    if frame.contributes and layout is not None and frame.shard >= layout.shape.num_shards:
+        raise LocalError("frame_malformed", detail=f"shard {frame.shard} is not in the layout")
+    return ev.MemberJoined(
+        reply,
+        ref,
+        pid,
+        frame.is_scheduler,
+        frame.rank,
+        frame.tp_size,
+        frame.shard,
+        frame.contributes,
+        num_slots,
+        layout,
+        frame.hash_probe,
+        tuple(_announced(slot) for slot in frame.slots),
+    )
+
+
+def _announced(said: msg.SlotAnnounce) -> ev.SlotAnnounced:
+    return ev.SlotAnnounced(
+        said.slot,
+        said.word_epoch,
+        said.word_free,
+        said.acquired,
+        said.computing,
+        tuple(said.savers),
+        tuple(read_spec(said.layer, read) for read in said.reads),
+    )
+
+
+def commit_items(frame: msg.Commit) -> tuple[ev.CommitItem, ...]:
+    """The items of a commit.
+
+    Raises: LocalError(frame_malformed) when its three lists do not have the same length.
+    """
+    count = len(frame.blocks)
+    if len(frame.hashes) != count * HASH_BYTES or len(frame.tokens) != count:
+        raise LocalError("frame_malformed", detail="blocks, hashes and tokens differ in number")
+    hashes = frame.hashes
+    return tuple(
+        ev.CommitItem(block, hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES], tokens)
+        for at, (block, tokens) in enumerate(zip(frame.blocks, frame.tokens, strict=True))
+    )
+
+
+def answer(ref: MemberRef, frame: msg.Answer) -> ev.Event:
+    """A member's truth about a hold of its own.
+
+    Raises: LocalError(frame_malformed).
+    """
+    try:
+        kind, truth = HoldKind(frame.kind), Truth(frame.truth)
+    except ValueError as error:
+        raise LocalError("frame_malformed", detail=str(error)) from error
+    member = ref._replace(incarnation=frame.incarnation)
+    slot = SlotRef(member, frame.slot, frame.epoch)
+    return ev.MemberAnswered(ref, slot, kind, frame.owner, truth)
+
+
+# Replies --------------------------------------------------------------------------------------
+
+
+def reply_frame(number: int, boot_id: bytes, result: res.Result) -> msg.ServerFrame:
+    """A result as a frame; `Joined` is made by the caller, who knows the session."""
+    match result:
+        case res.SlotsSeen(next_no, codes):
+            return msg.Seen(number, boot_id, next_no, list(codes))
+        case res.Found(blocks):
+            return msg.Found(number, boot_id, list(blocks))
+        case res.Taken(blocks):
+            return msg.Taken(number, boot_id, list(blocks))
+        case res.ItemStatuses(codes):
+            return msg.Statuses(number, boot_id, list(codes))
+        case res.TransferOver(tokens):
+            return msg.TransferOver(number, boot_id, tokens)
+        case res.Done():
+            return msg.Done(number, boot_id)
+        case res.Joined():
+            raise AssertionError("the session makes the reply to a hello")
+
+
+def error_frame(number: int, boot_id: bytes, error: KvdError) -> msg.Error:
+    """A refusal as a frame."""
+    return msg.Error(number, boot_id, error.code, error.context)
+
+
+def query_frame(boot_id: bytes, effect: ef.AskMember) -> msg.Query:
+    """A question to a member about a hold of its own."""
+    owner = str(effect.owner)
+    return msg.Query(0, boot_id, effect.ref.slot, effect.ref.epoch, effect.kind.value, owner)
