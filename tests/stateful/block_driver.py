@@ -1,0 +1,196 @@
+"""Drives a block table and its dumb model side by side, and compares every single answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from kvd.core.blocks import BlockShape, BlockTable, CommitStatus
+from kvd.core.errors import LocalError
+from kvd.core.evict import LruPolicy
+from kvd.core.ids import MemberRef, Pin, RequestKey, SaveId, SlotRef
+from kvd.store.dict_index import DictIndex
+from tests.stateful.pool_model import PoolModel
+
+TOTAL = 5
+SHAPE = BlockShape(block_tokens=4, num_layers=2, num_shards=2)
+NAMESPACE = 3
+ENGINES = ("p", "q")
+REQUESTS = tuple(RequestKey(engine, name) for engine in ENGINES for name in ("r0", "r1"))
+TEXTS = ("alpha", "beta", "gamma", "delta")
+GRACE = 100
+
+
+def key_of(text: str, tokens: int) -> bytes:
+    """Hash of a text cut off after `tokens`: what an engine would look up."""
+    return hashlib.sha256(f"{text}:{tokens}".encode()).digest()
+
+
+class BlockDriver:
+    """A table, its index and its model; every method acts on both and asserts that they agree."""
+
+    def __init__(self) -> None:
+        self.index = DictIndex()
+        self.table = BlockTable(TOTAL, SHAPE, self.index, LruPolicy())
+        self.model = PoolModel(TOTAL, SHAPE)
+        self.now = 0
+        self.serial = 0
+
+    def reserve(self, owner: RequestKey, count: int) -> list[int]:
+        """Reserve, or be refused and change nothing; returns the blocks."""
+        refused = self.model.reserve(owner, count)
+        before = self.picture()
+        if refused:
+            assert self.code(lambda: self.table.reserve(owner, count)) == refused
+            assert self.picture() == before, "a refused reservation changed something"
+            return []
+        taken = self.table.reserve(owner, count)
+        assert len(taken) == count
+        self.model.taken(owner, taken)
+        for block in taken:
+            self.model.blocks[block].text = TEXTS[self.serial % len(TEXTS)]
+            self.serial += 1
+        return taken
+
+    def abandon(self, block: int, owner: RequestKey) -> None:
+        """The owner of a block goes."""
+        self.table.abandon(block, owner, self.now, GRACE)
+        self.model.abandon(block, owner, self.now + GRACE)
+
+    def save_all(self, block: int, count: int) -> None:
+        """Save every span that can be saved, well."""
+        for span in self.model.spans:
+            if not self.model.is_open(block, span) and not self.model.is_read(block, span[0]):
+                self.end(self.begin([block], span, count), True, None)
+
+    def begin(self, blocks: list[int], span: tuple[int, int], count: int) -> SaveId:
+        """Begin a save if it may; returns its name either way."""
+        owner = self.model.blocks[blocks[0]].owner
+        assert owner is not None
+        codes = [self.check_save(owner.engine, block, span, count) for block in blocks]
+        save = self.save_id(self.serial)
+        if any(codes):
+            return save
+        self.serial += 1
+        counts = tuple(count for _ in blocks)
+        self.table.begin_save(save, *span, tuple(blocks), counts)
+        self.model.begin_save(save, span, dict.fromkeys(blocks, count))
+        return save
+
+    def check_load(self, block: int, span: tuple[int, int], owner: RequestKey, tokens: int) -> None:
+        """Ask whether a load may start; the answer must be the model's."""
+        found = self.model.blocks[block]
+        have = found.tokens if found.state == "ready" else found.valid.get(span, 0)
+        if found.state == "poisoned":
+            wanted = "block_poisoned"
+        elif owner not in found.pins:
+            wanted = "block_not_reserved"
+        elif found.state == "filling" and self.model.is_open(block, span):
+            wanted = "span_busy"
+        else:
+            wanted = "span_unwritten" if have < tokens else ""
+        assert self.code(lambda: self.table.check_load(owner, block, *span, tokens)) == wanted
+
+    def check_save(self, engine: str, block: int, span: tuple[int, int], count: int) -> str:
+        """Ask whether a save may start; the answer must be the model's. Returns its code."""
+        found = self.model.blocks[block]
+        if found.state in ("reset", "ready") or found.owner is None or found.owner.engine != engine:
+            wanted = "block_not_reserved"
+        elif found.state == "poisoned":
+            wanted = "block_poisoned" if block in self.table.fills else "block_not_reserved"
+        elif not 0 < count <= SHAPE.block_tokens:
+            wanted = "limit_reached"
+        elif self.model.is_open(block, span) or self.model.is_read(block, span[0]):
+            wanted = "span_busy"
+        else:
+            wanted = ""
+        before = self.picture()
+        code = self.code(lambda: self.table.check_save(engine, block, *span, count))
+        assert code == wanted
+        assert self.picture() == before
+        return code
+
+    def commit(self, engine: str, block: int, tokens: int) -> None:
+        """Commit a block, or be refused and change nothing."""
+        found = self.model.blocks[block]
+        key = f"{found.text}:{tokens}"
+        block_key = (NAMESPACE, key_of(found.text, tokens))
+        is_owner = found.owner is not None and found.owner.engine == engine
+        again = found.state == "ready" and (found.key, found.tokens) == (key, tokens)
+        if again or (is_owner and found.state == "filling"):
+            status = self.table.commit(engine, block, block_key, tokens)
+            assert CommitStatus[self.model.commit(block, key, tokens).upper()] is status
+            return
+        before = self.picture()
+        code = self.code(lambda: self.table.commit(engine, block, block_key, tokens))
+        kept = is_owner and found.state == "poisoned" and block in self.table.fills
+        assert code == ("block_poisoned" if kept else "block_not_reserved")
+        assert self.picture() == before
+
+    def end(self, save: SaveId, ok: bool, tokens: int | None) -> None:
+        """End a save, with its announced counts or `tokens` for each block."""
+        opened = self.model.saves.get(save)
+        if opened is None:
+            return
+        counts = {block: tokens or count for block, count in opened.counts.items()}
+        named = tuple(counts.values()) if tokens else ()
+        self.table.end_save(save, ok, named)
+        self.model.end_save(save, ok, counts)
+
+    def save_id(self, number: int) -> SaveId:
+        """The name of a save."""
+        return SaveId(SlotRef(MemberRef("p", "w0", 1), number, 0), "s")
+
+    def filling(self) -> list[int]:
+        """Blocks that are private to somebody."""
+        return [at for at, b in enumerate(self.model.blocks) if b.state == "filling" and b.owner]
+
+    def unsaved(self) -> list[int]:
+        """Private blocks that nothing was saved into yet."""
+        return [
+            at
+            for at in self.filling()
+            if not self.model.open_saves(at) and not any(self.model.blocks[at].valid.values())
+        ]
+
+    def ready(self) -> list[int]:
+        """Blocks that look-ups find."""
+        return [at for at, block in enumerate(self.model.blocks) if block.state == "ready"]
+
+    def readable(self) -> list[int]:
+        """Blocks that a copy may be made out of."""
+        return [at for at, b in enumerate(self.model.blocks) if b.state in ("ready", "filling")]
+
+    def copied_out(self) -> list[tuple[int, Pin]]:
+        """Pins of loads and reads, with their blocks."""
+        return [
+            (at, pin)
+            for at, block in enumerate(self.model.blocks)
+            for pin in sorted(block.pins, key=str)
+            if not isinstance(pin, RequestKey)
+        ]
+
+    @staticmethod
+    def code(call: Callable[[], object]) -> str:
+        """The code with which a call is refused, '' when it is not."""
+        try:
+            call()
+        except LocalError as error:
+            return error.code
+        return ""
+
+    def picture(self) -> str:
+        """Everything the table knows, to see that nothing changed."""
+        table = self.table
+        return repr(
+            (
+                bytes(table.state),
+                table.free,
+                table.fills,
+                table.keys,
+                sorted(map(str, table.pins.items())),
+                table.span_readers,
+                table.save_blocks,
+                list(table.policy),
+            )
+        )

@@ -1,0 +1,285 @@
+"""The block table against a dumb model: pins, spans, commits, evictions, in any interleaving.
+
+Two engines share a pool of blocks with two layers and two shards. What a look-up would return is
+checked byte for byte: every span of the block was saved with the committed count of the text that
+the key stands for.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvd.core.blocks import BlockState
+from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SlotRef
+from tests.stateful.block_driver import (
+    ENGINES,
+    GRACE,
+    NAMESPACE,
+    REQUESTS,
+    SHAPE,
+    TEXTS,
+    TOTAL,
+    BlockDriver,
+    key_of,
+)
+from tests.stateful.profiles import machine_settings
+
+anything = st.integers(0, 2**16)
+SHAPE_SPANS = [
+    [(layer, shard) for shard in range(SHAPE.num_shards)] for layer in range(SHAPE.num_layers)
+]
+a_block = st.integers(0, TOTAL - 1)
+a_request = st.sampled_from(REQUESTS)
+a_span = st.tuples(st.integers(0, SHAPE.num_layers - 1), st.integers(0, SHAPE.num_shards - 1))
+a_count = st.sampled_from([4, 4, 4, 2, 3])
+
+
+class BlockMachine(RuleBasedStateMachine):
+    """Whatever the order of calls, table and model agree, and no look-up returns other bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = BlockDriver()
+        self.table = self.driver.table
+        self.model = self.driver.model
+
+    # Reservations
+
+    @rule(owner=a_request, count=st.sampled_from([1, 1, 1, 2, 3, TOTAL, TOTAL + 1]))
+    def reserve(self, owner: RequestKey, count: int) -> None:
+        self.driver.reserve(owner, count)
+
+    @rule(
+        owner=a_request,
+        text=st.sampled_from(TEXTS),
+        tokens=a_count,
+        commit_first=st.booleans(),
+        leave=st.booleans(),
+    )
+    def keep_a_text(
+        self, owner: RequestKey, text: str, tokens: int, commit_first: bool, leave: bool
+    ) -> None:
+        """The usual way from reservation to ready block, without trouble."""
+        for block in self.driver.reserve(owner, 1):
+            self.model.blocks[block].text = text
+            if commit_first:
+                self.driver.commit(owner.engine, block, tokens)
+            self.driver.save_all(block, tokens)
+            if not commit_first:
+                self.driver.commit(owner.engine, block, tokens)
+            if leave:
+                self.driver.abandon(block, owner)
+
+    @precondition(lambda self: self.driver.filling())
+    @rule(pick=anything, owner=st.none() | a_request, abort=st.booleans())
+    def abandon(self, pick: int, owner: RequestKey | None, abort: bool) -> None:
+        block = self.driver.filling()[pick % len(self.driver.filling())]
+        who = owner or self.model.blocks[block].owner
+        assert who is not None
+        if abort and who == self.model.blocks[block].owner:
+            self.table.poison(block)
+            self.model.poison(block)
+        self.driver.abandon(block, who)
+
+    @precondition(lambda self: self.driver.ready())
+    @rule(pick=anything)
+    def owner_leaves_ready_block(self, pick: int) -> None:
+        block = self.driver.ready()[pick % len(self.driver.ready())]
+        owner = self.model.blocks[block].owner
+        assert owner is not None
+        self.driver.abandon(block, owner)
+
+    @rule(passes=st.sampled_from([1, GRACE - 1, GRACE]))
+    def time_passes(self, passes: int) -> None:
+        self.driver.now += passes
+        self.table.expire_orphans(self.driver.now)
+        self.model.expire(self.driver.now)
+
+    @rule(block=a_block, rarely=st.integers(0, 5))
+    def poison(self, block: int, rarely: int) -> None:
+        if rarely == 5:
+            self.table.poison(block)
+            self.model.poison(block)
+
+    # Saves and commits
+
+    @precondition(lambda self: self.driver.filling())
+    @rule(pick=anything, more=anything, span=a_span, count=a_count, blocks=st.integers(1, 2))
+    def begin_save(
+        self, pick: int, more: int, span: tuple[int, int], count: int, blocks: int
+    ) -> None:
+        filling = self.driver.filling()
+        targets = {filling[pick % len(filling)], filling[more % len(filling)]}
+        self.driver.begin(sorted(targets)[:blocks], span, count)
+
+    @precondition(lambda self: self.driver.filling())
+    @rule(pick=anything, count=a_count)
+    def save_every_span(self, pick: int, count: int) -> None:
+        """The usual way: all layers of all shards are saved, and end well."""
+        self.driver.save_all(self.driver.filling()[pick % len(self.driver.filling())], count)
+
+    @rule(block=a_block, span=a_span, count=st.sampled_from([-1, 0, 1, 4, 5]))
+    def saves_that_may_be_refused(self, block: int, span: tuple[int, int], count: int) -> None:
+        for engine in ENGINES:
+            self.driver.check_save(engine, block, span, count)
+
+    @precondition(lambda self: self.model.saves)
+    @rule(pick=anything, ok=st.sampled_from([True, True, True, False]), fewer=st.booleans())
+    def end_save(self, pick: int, ok: bool, fewer: bool) -> None:
+        save = sorted(self.model.saves)[pick % len(self.model.saves)]
+        self.driver.end(save, ok, 1 if fewer else None)
+
+    @rule(pick=anything)
+    def unknown_save_ends(self, pick: int) -> None:
+        before = self.driver.picture()
+        self.table.end_save(self.driver.save_id(10**6 + pick), True)
+        assert self.driver.picture() == before
+
+    @rule(pick=anything, block=a_block, tokens=a_count, engine=st.sampled_from(ENGINES))
+    def commit(self, pick: int, block: int, tokens: int, engine: str) -> None:
+        filling = self.driver.filling()
+        if filling and pick % 4:
+            block = filling[pick % len(filling)]
+            owner = self.model.blocks[block].owner
+            assert owner is not None
+            engine = owner.engine
+        self.driver.commit(engine, block, tokens)
+
+    @precondition(lambda self: self.driver.unsaved())
+    @rule(pick=anything, text=st.sampled_from(TEXTS))
+    def owner_decides_otherwise(self, pick: int, text: str) -> None:
+        """A private block is its owner's: before it is saved, another text may go into it.
+
+        If the block was committed already, the owner commits it anew, before anything is saved.
+        """
+        block = self.driver.unsaved()[pick % len(self.driver.unsaved())]
+        found = self.model.blocks[block]
+        assert found.owner is not None
+        found.text = text
+        if found.key:
+            self.driver.commit(found.owner.engine, block, found.tokens)
+
+    # Pins
+
+    @precondition(lambda self: self.driver.ready())
+    @rule(pick=anything, request=a_request, many=st.booleans())
+    def look_up(self, pick: int, request: RequestKey, many: bool) -> None:
+        ready = self.driver.ready()
+        block = ready[pick % len(ready)]
+        found = self.model.blocks[block]
+        hit = self.driver.index.prefix(NAMESPACE, key_of(found.text, found.tokens))
+        assert hit == [block]
+        if many:
+            self.table.pin_all(hit, request)
+        else:
+            self.table.pin(block, request)
+        self.model.pin(block, request)
+
+    @rule(block=a_block, request=a_request)
+    def unpin(self, block: int, request: RequestKey) -> None:
+        found = self.model.blocks[block]
+        if found.state == "filling" and found.owner == request:
+            return
+        self.table.unpin(block, request)
+        self.model.unpin(block, request)
+
+    @precondition(lambda self: self.driver.readable())
+    @rule(pick=anything, layer=st.integers(0, SHAPE.num_layers - 1))
+    def load_begins(self, pick: int, layer: int) -> None:
+        block = self.driver.readable()[pick % len(self.driver.readable())]
+        self.driver.serial += 1
+        load = LoadId(SlotRef(MemberRef("p", "w0", 1), self.driver.serial, 0))
+        self.table.pin(block, load)
+        self.model.pin(block, load)
+        if self.model.blocks[block].state == "ready":
+            self.model.look(load, block, layer)
+
+    @precondition(lambda self: self.driver.readable())
+    @rule(pick=anything, layer=st.integers(0, SHAPE.num_layers - 1))
+    def remote_read_begins(self, pick: int, layer: int) -> None:
+        block = self.driver.readable()[pick % len(self.driver.readable())]
+        if any(self.model.is_open(block, span) for span in SHAPE_SPANS[layer]):
+            return
+        self.driver.serial += 1
+        read = ReadId(f"t{self.driver.serial}", layer, 0, 0)
+        self.table.pin_span(block, layer, read)
+        self.model.pin(block, read)
+        self.model.reads[read] = (block, layer)
+        self.model.look(read, block, layer)
+
+    @precondition(lambda self: self.driver.copied_out())
+    @rule(pick=anything, twice=st.booleans())
+    def copy_out_ends(self, pick: int, twice: bool) -> None:
+        copied = self.driver.copied_out()
+        block, pin = copied[pick % len(copied)]
+        assert not self.model.has_changed(pin), f"{pin} saw other bytes while it copied"
+        for _ in range(2 if twice else 1):
+            if isinstance(pin, ReadId):
+                self.table.unpin_span(block, pin.layer, pin)
+            else:
+                self.table.unpin(block, pin)
+        if isinstance(pin, ReadId):
+            del self.model.reads[pin]
+        self.model.unpin(block, pin)
+
+    @rule(block=a_block, span=a_span, tokens=a_count)
+    def loads_that_may_be_refused(self, block: int, span: tuple[int, int], tokens: int) -> None:
+        for owner in REQUESTS:
+            self.driver.check_load(block, span, owner, tokens)
+
+    # What holds
+
+    @invariant()
+    def table_and_model_agree(self) -> None:
+        table, model = self.table, self.model
+        for at, block in enumerate(model.blocks):
+            assert BlockState(table.state[at]).name.lower() == block.state, f"block {at}"
+            assert table.pins.get(at, set()) == block.pins, f"pins of block {at}"
+        states = [block.state for block in model.blocks]
+        assert table.counts == [states.count(state.name.lower()) for state in BlockState]
+        assert sum(table.counts) == TOTAL
+        assert sorted(table.free) == model.free()
+        assert list(table.policy) == model.evictable(), "order of eviction"
+        changes = table.take_changes()
+        assert changes.evicted == model.evicted
+        assert sorted(changes.freed) == sorted(model.freed)
+        assert changes.ready == model.ready
+        assert changes.poisoned == model.poisoned
+        for told in (model.evicted, model.freed, model.ready, model.poisoned):
+            told.clear()
+
+    @invariant()
+    def what_is_written_or_pinned_is_kept(self) -> None:
+        """R11: neither free, nor evictable, nor anybody else's."""
+        kept = {block for opened in self.model.saves.values() for block in opened.counts}
+        kept |= {at for at, block in enumerate(self.model.blocks) if block.pins}
+        assert not kept & set(self.table.free)
+        assert not kept & set(self.table.policy)
+
+    @invariant()
+    def no_look_up_returns_other_bytes(self) -> None:
+        found = 0
+        for text in TEXTS:
+            for tokens in (2, 3, 4):
+                block = self.driver.index.get(NAMESPACE, key_of(text, tokens))
+                if block is None:
+                    continue
+                found += 1
+                memory = self.model.blocks[block].memory
+                assert self.model.blocks[block].state == "ready"
+                for span in self.model.spans:
+                    assert memory[span] == (text, tokens), f"{text} in block {block}, span {span}"
+        assert found == len(self.driver.index)
+
+
+@pytest.mark.slow
+def test_no_interleaving_returns_other_bytes_or_frees_what_is_kept() -> None:
+    run_state_machine_as_test(BlockMachine, settings=machine_settings(500, 50))
