@@ -6,17 +6,16 @@ are idempotent by the names they carry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvd.core.errors import KvdError
 from kvd.core.events import RegionSpec
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, Owner, ReadId, SlotRef
+from kvd.core.record import record
 from kvd.core.results import Result
 from kvd.core.transfer_types import Offer, Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reply:
     """Answer the request with this handle."""
 
@@ -24,7 +23,7 @@ class Reply:
     result: Result
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refuse:
     """Answer the request with this handle: nothing was changed, and why."""
 
@@ -32,7 +31,7 @@ class Refuse:
     error: KvdError
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoreGate:
     """Publish a slot's word on its member's gate page, then wake the member."""
 
@@ -42,7 +41,7 @@ class StoreGate:
     state: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FormatPool:
     """Lay the pool out anew: every header reset."""
 
@@ -51,7 +50,7 @@ class FormatPool:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteHeader:
     """Record a block that became ready; performed before the commit is answered."""
 
@@ -61,28 +60,28 @@ class WriteHeader:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MarkFilling:
     """Record that these blocks are being filled."""
 
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClearHeaders:
     """Record that these blocks are reset."""
 
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DropMember:
     """Forget a member's memory and session: nobody touches its slots any more."""
 
     ref: MemberRef
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AskMember:
     """Ask a member what became of a hold of its own."""
 
@@ -92,7 +91,7 @@ class AskMember:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FenceMember:
     """Prove that a member's process has ended; answer with FenceEnded or MemberDied."""
 
@@ -102,7 +101,7 @@ class FenceMember:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendOffer:
     """Offer rows to the kvd at this address."""
 
@@ -110,7 +109,7 @@ class SendOffer:
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendGrant:
     """Tell the kvd with this executor name that it may read."""
 
@@ -120,7 +119,7 @@ class SendGrant:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendRevoke:
     """Tell a reader that there is nothing to read (any more).
 
@@ -132,7 +131,7 @@ class SendRevoke:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendQuery:
     """Ask the executor of a read what became of it; `fence`: and have it stopped."""
 
@@ -142,7 +141,7 @@ class SendQuery:
     fence: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendClaim:
     """Claim an offered read from the peer that offered it."""
 
@@ -152,7 +151,7 @@ class SendClaim:
     claim: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendDecline:
     """Tell the peer that its offer will never be claimed."""
 
@@ -161,7 +160,7 @@ class SendDecline:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartCopy:
     """Copy rows [read.start, end) from a peer's memory into a region, then say CopyEnded."""
 
@@ -173,7 +172,7 @@ class StartCopy:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendReadEnded:
     """Tell the producer's kvd that a granted read has ended."""
 
@@ -183,7 +182,7 @@ class SendReadEnded:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SendAnswer:
     """Answer a producer's question about a read; `fence`: this answers a fence request."""
 
@@ -194,7 +193,7 @@ class SendAnswer:
     fence: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MakeRegion:
     """Create and populate the memory of a region, then say RegionMade."""
 
@@ -202,7 +201,7 @@ class MakeRegion:
     spec: RegionSpec
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeRegion:
     """Give the memory of a region back."""
 

@@ -6,11 +6,10 @@ exactly one `Reply` or `Refuse`. Handle 0 means that nobody waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvd.core.blocks import BlockShape
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, SlotRef
+from kvd.core.record import record
 from kvd.core.slot_events import ReadSpec, SlotEvent
 from kvd.core.transfer_events import (
     BlocksAllocated,
@@ -76,7 +75,7 @@ __all__ = [
 # Engines and members --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """How an engine's KV divides into blocks, as far as the core must know.
 
@@ -91,7 +90,7 @@ class Layout:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotAnnounced:
     """One slot as a member that already ran announces it to a new kvd.
 
@@ -111,7 +110,7 @@ class SlotAnnounced:
     reads: tuple[ReadSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberJoined:
     """A member said hello.
 
@@ -136,7 +135,7 @@ class MemberJoined:
     slots: tuple[SlotAnnounced, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberDied:
     """Proven: the member's process has ended, or it said goodbye and touches nothing more."""
 
@@ -144,7 +143,7 @@ class MemberDied:
     why: str = "process ended"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberSilent:
     """The member's attach socket closed, but its process is not proven dead."""
 
@@ -154,7 +153,7 @@ class MemberSilent:
 # Requests and blocks --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LookedUp:
     """A scheduler asks for the longest prefix hit; `hashes` is n x 32 bytes."""
 
@@ -165,7 +164,7 @@ class LookedUp:
     pin: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reserved:
     """A scheduler asks for private blocks for a request."""
 
@@ -175,7 +174,7 @@ class Reserved:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CommitItem:
     """One block's key and token count."""
 
@@ -184,7 +183,7 @@ class CommitItem:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Committed:
     """A scheduler gives blocks their keys."""
 
@@ -193,7 +192,7 @@ class Committed:
     items: tuple[CommitItem, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestEnded:
     """A scheduler unpins a request's blocks.
 
@@ -208,7 +207,7 @@ class RequestEnded:
     aborted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Renewed:
     """A scheduler keeps the pins of a looked-up request for another lease."""
 
@@ -217,7 +216,7 @@ class Renewed:
     request: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksPoisoned:
     """An engine found that the bytes of these blocks are not what they should be."""
 
@@ -229,7 +228,7 @@ class BlocksPoisoned:
 # Slots -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotsChanged:
     """A batch of a member's own slot events, in its order.
 
@@ -243,7 +242,7 @@ class SlotsChanged:
     items: tuple[SlotEvent, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemberAnswered:
     """A member said what became of a hold that it executes."""
 
@@ -254,7 +253,7 @@ class MemberAnswered:
     truth: Truth
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExecutorLost:
     """Proven: this process has ended; nothing that it executed touches memory any more."""
 
@@ -264,7 +263,7 @@ class ExecutorLost:
 # Time --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tick:
     """Time passed; deadlines are looked at."""
 

@@ -16,10 +16,11 @@ its hold protects nothing yet and is revoked at its deadline without any fence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, IntEnum
 
 from kvd.core.ids import Owner
+from kvd.core.record import record
 
 
 class HoldKind(Enum):
@@ -65,7 +66,7 @@ class Ask(Enum):
     REVOKE = "revoke"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timing:
     """Deadlines of holds, nanoseconds; from the `release` section of the configuration."""
 
@@ -78,7 +79,7 @@ class Timing:
     read_attempts: int = 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold:
     """A named party that may still touch a slot's memory.
 

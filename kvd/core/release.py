@@ -170,19 +170,21 @@ def _save_ended(slot: Slot, saver: str, ok: bool) -> Outcome:
 def _end_save(slot: Slot, hold: Hold, ok: bool) -> Outcome:
     saver = hold.owner
     assert isinstance(saver, str)
-    slot = without(slot, hold)
-    effects: list[ev.SlotEffect] = [ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)]
+    holds = tuple([other for other in slot.holds if other is not hold])
+    saved = slot.saved
     if not ok:
-        slot = replace(slot, saved=Saved.FAILED)
-    elif slot.saved is Saved.OPEN and not _has_save(slot):
-        slot = replace(slot, saved=Saved.DONE)
-    if slot.saved is Saved.DONE and not slot.poisoned:
+        saved = Saved.FAILED
+    elif saved is Saved.OPEN and not _has_save(holds):
+        saved = Saved.DONE
+    slot = Slot(slot.ref, holds, slot.armed, saved, slot.poisoned)
+    effects: list[ev.SlotEffect] = [ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)]
+    if holds and saved is Saved.DONE and not slot.poisoned:
         slot = _drop_offers(slot, effects, redirect=True)
     return settle(slot, effects)
 
 
-def _has_save(slot: Slot) -> bool:
-    return any(hold.kind is HoldKind.SAVE for hold in slot.holds)
+def _has_save(holds: tuple[Hold, ...]) -> bool:
+    return any(hold.kind is HoldKind.SAVE for hold in holds)
 
 
 def _poisoned(slot: Slot) -> Outcome:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done:
     """It is done; nothing more to say."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Joined:
     """A member is registered.
 
@@ -24,28 +24,28 @@ class Joined:
     next_no: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Found:
     """Blocks of the longest prefix hit, first block first."""
 
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Taken:
     """Blocks reserved."""
 
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemStatuses:
     """One code for each item of a batch; '' is ok. () means that all are ok."""
 
     codes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotsSeen:
     """Slot events up to `next_no` - 1 are seen; one code for each item, () = all ok."""
 
@@ -53,7 +53,7 @@ class SlotsSeen:
     codes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferOver:
     """All rows have come (consumer) or gone (producer)."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from enum import Enum
 
 from kvd.core import slot_events as ev
 from kvd.core.holds import Doubt, Hold, HoldKind, Phase, Timing, running
 from kvd.core.ids import Owner, ReadId, SlotRef, member_executor
+from kvd.core.record import record
 
 
 class Saved(Enum):
@@ -19,7 +20,7 @@ class Saved(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """One slot at one epoch. All fields but `ref` have their defaults while it is free."""
 
@@ -53,7 +54,7 @@ Outcome = tuple[Slot, Effects]
 COMPUTE_OWNER = "engine"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rules:
     """What the transition needs to know of the configuration."""
 
@@ -89,12 +90,19 @@ def announced(
     return Slot(ref, tuple(holds), armed=armed and bool(holds), saved=saved)
 
 
+def with_holds(slot: Slot, holds: tuple[Hold, ...]) -> Slot:
+    """The same tenancy with other holds. `dataclasses.replace` would cost more than the rest."""
+    return Slot(slot.ref, holds, slot.armed, slot.saved, slot.poisoned)
+
+
 def without(slot: Slot, hold: Hold) -> Slot:
-    return replace(slot, holds=tuple(other for other in slot.holds if other is not hold))
+    """The slot without one hold."""
+    return with_holds(slot, tuple([other for other in slot.holds if other is not hold]))
 
 
 def swap(slot: Slot, old: Hold, new: Hold) -> Slot:
-    return replace(slot, holds=tuple(new if hold is old else hold for hold in slot.holds))
+    """The slot with one hold exchanged."""
+    return with_holds(slot, tuple([new if hold is old else hold for hold in slot.holds]))
 
 
 def settle(slot: Slot, effects: list[ev.SlotEffect]) -> Outcome:
@@ -102,5 +110,5 @@ def settle(slot: Slot, effects: list[ev.SlotEffect]) -> Outcome:
     if slot.holds:
         return slot, tuple(effects)
     released = slot.ref
-    free = Slot(released._replace(epoch=released.epoch + 1))
+    free = Slot(SlotRef(released.member, released.slot, released.epoch + 1))
     return free, (*effects, ev.Release(released))

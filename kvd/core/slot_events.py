@@ -6,13 +6,12 @@ the machine uses the fields about blocks and peers, the release rule uses only t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import Owner, ReadId, SlotRef
+from kvd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadSpec:
     """Blocks that a tenancy loads for one request, in order; `tokens` in all of them together."""
 
@@ -21,7 +20,7 @@ class LoadSpec:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SaveSpec:
     """One save that a tenancy starts.
 
@@ -35,7 +34,7 @@ class SaveSpec:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadSpec:
     """One read that a tenancy offers.
 
@@ -56,7 +55,7 @@ class ReadSpec:
 # Events -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Acquired:
     """The engine began to use a free slot; its loads may start once this was answered."""
 
@@ -65,7 +64,7 @@ class Acquired:
     loads: tuple[LoadSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadEnded:
     """The loads of a tenancy have ended: their source blocks are not read any more."""
 
@@ -73,7 +72,7 @@ class LoadEnded:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Written:
     """The layer's KV is final: every save and read of the tenancy is armed now (R2)."""
 
@@ -83,7 +82,7 @@ class Written:
     reads: tuple[ReadSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Computed:
     """Attention over the slot has ended."""
 
@@ -91,7 +90,7 @@ class Computed:
     ok: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SaveEnded:
     """A save ended; `tokens` per target block as in its SaveSpec, () = as announced."""
 
@@ -101,7 +100,7 @@ class SaveEnded:
     tokens: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadClaimed:
     """A reader is ready to read and asks for its grant.
 
@@ -115,7 +114,7 @@ class ReadClaimed:
     claim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadDeclined:
     """The reader will never claim this offer (its request is over)."""
 
@@ -123,7 +122,7 @@ class ReadDeclined:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadEnded:
     """A granted read ended."""
 
@@ -133,7 +132,7 @@ class ReadEnded:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answered:
     """The executor of a doubted hold said what it knows."""
 
@@ -143,7 +142,7 @@ class Answered:
     truth: Truth
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fenced:
     """Asked for: the party of this hold can provably not touch the slot any more."""
 
@@ -152,7 +151,7 @@ class Fenced:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unfenceable:
     """Asked for: nobody can prove that the party of this hold is gone."""
 
@@ -161,7 +160,7 @@ class Unfenceable:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ExecutorDied:
     """A process is proven dead: whatever it executed has stopped."""
 
@@ -169,21 +168,21 @@ class ExecutorDied:
     executor: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Poisoned:
     """The tenancy's data is not valid (a load or the computation failed)."""
 
     ref: SlotRef
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abandoned:
     """The slot's owner is gone: what nobody has claimed is revoked."""
 
     ref: SlotRef
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ticked:
     """Time passed."""
 
@@ -212,14 +211,14 @@ SlotEvent = (
 # Effects ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Release:
     """The last hold is gone: publish the next epoch as free."""
 
     ref: SlotRef
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OfferRead:
     """Tell the reader's kvd that it may claim."""
 
@@ -227,7 +226,7 @@ class OfferRead:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrantRead:
     """Tell the reader that it may read now."""
 
@@ -237,7 +236,7 @@ class GrantRead:
     claim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RedirectRead:
     """The hold is lifted; pin the pool span in this very transition and offer that instead.
 
@@ -248,7 +247,7 @@ class RedirectRead:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FinishRead:
     """The rows have arrived."""
 
@@ -256,7 +255,7 @@ class FinishRead:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FailRead:
     """The hold is lifted and the rows will not come: the transfer fails, nothing else does."""
 
@@ -265,7 +264,7 @@ class FailRead:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SettleSave:
     """A save has ended: mark its spans, or poison its blocks."""
 
@@ -274,14 +273,14 @@ class SettleSave:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoisonTenancy:
     """Whatever was or will be copied out of this tenancy must not become readable."""
 
     ref: SlotRef
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AskTruth:
     """Ask the executor what became of this hold."""
 
@@ -291,7 +290,7 @@ class AskTruth:
     executor: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AskFence:
     """Have the party of this hold stopped, or proven dead."""
 
@@ -301,7 +300,7 @@ class AskFence:
     executor: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportQuarantine:
     """The hold cannot be fenced: show it, rebind the slot's layers, end who depends on it."""
 
@@ -310,7 +309,7 @@ class ReportQuarantine:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ignore:
     """An expected race or an illegal event: nothing changed; `why` is counted."""
 

@@ -56,21 +56,21 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
     try:
         slot = _slot(member, event.ref)
         if slot.ref == event.ref:
-            if isinstance(event, se.Written):
-                copies.check_written(m, member, slot, event)
-            elif isinstance(event, se.Acquired):
-                copies.check_loads(m, member, event)
-            elif isinstance(event, se.Computed):
-                copies.check_loads_ended(member, event)
-            elif isinstance(event, se.SaveEnded):
+            if type(event) is se.SaveEnded:
                 copies.check_counts(member, event)
+            elif type(event) is se.Computed:
+                copies.check_loads_ended(member, event)
+            elif type(event) is se.Written:
+                copies.check_written(m, member, slot, event)
+            elif type(event) is se.Acquired:
+                copies.check_loads(m, member, event)
     except KvdError as error:
         m.count(f"refused_{error.code}")
         m.story.record(now, (event.ref,), event, error.code)
         return error.code
-    if isinstance(event, se.Written):
+    if type(event) is se.Written:
         event = outgoing.without_failed(m, event)
-    elif isinstance(event, se.LoadEnded):
+    elif type(event) is se.LoadEnded:
         copies.end_load(m, member, event.ref)
         if event.ok:
             return ""

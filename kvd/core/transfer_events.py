@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, ReadId, SlotRef
+from kvd.core.record import record
 from kvd.core.transfer_types import Offer, Source
 
 # Reads, producer side ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ClaimCame:
     """A reader asks for its grant."""
 
@@ -21,7 +20,7 @@ class ClaimCame:
     claim: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeclineCame:
     """A reader will never claim this offer."""
 
@@ -30,7 +29,7 @@ class DeclineCame:
     read: ReadId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EndCame:
     """A reader's granted read has ended."""
 
@@ -40,7 +39,7 @@ class EndCame:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadAnswered:
     """The kvd `executor`, which is reached at `address`, said what became of a read.
 
@@ -55,7 +54,7 @@ class ReadAnswered:
     fence: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FenceEnded:
     """The answer to a fence request: whether the party of this hold is provably stopped."""
 
@@ -68,7 +67,7 @@ class FenceEnded:
 # Transfers, consumer side ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferExpected:
     """A decode engine names the destination of a transfer.
 
@@ -86,7 +85,7 @@ class TransferExpected:
     deadline: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferAwaited:
     """Somebody wants to know when the transfer has ended; producer or consumer side."""
 
@@ -96,7 +95,7 @@ class TransferAwaited:
     deadline: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TransferDropped:
     """The engine gives the transfer up (request aborted)."""
 
@@ -105,7 +104,7 @@ class TransferDropped:
     transfer: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OfferCame:
     """A peer offers rows."""
 
@@ -113,7 +112,7 @@ class OfferCame:
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrantCame:
     """A peer granted claim number `claim`."""
 
@@ -123,7 +122,7 @@ class GrantCame:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RevokeCame:
     """A peer has no such offer any more, or its data is not valid."""
 
@@ -132,7 +131,7 @@ class RevokeCame:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueryCame:
     """A peer asks what became of a read; `fence`: and that it be stopped."""
 
@@ -142,7 +141,7 @@ class QueryCame:
     fence: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyEnded:
     """A copy that this kvd executed has ended."""
 
@@ -151,7 +150,7 @@ class CopyEnded:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeerLost:
     """The link to a peer kvd is gone, or a new life of it took its place."""
 
@@ -161,7 +160,7 @@ class PeerLost:
 # Regions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionSpec:
     """Shape of a decode region: [layer][block][row], one row for each token."""
 
@@ -176,7 +175,7 @@ class RegionSpec:
         return self.num_layers * self.num_blocks * self.block_tokens * self.row_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionAsked:
     """A decode engine asks for its region (or for the one that it already has)."""
 
@@ -186,7 +185,7 @@ class RegionAsked:
     spec: RegionSpec
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionMade:
     """The memory of an asked region exists and is populated, or could not be had."""
 
@@ -195,7 +194,7 @@ class RegionMade:
     context: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionDropped:
     """A decode engine destroys its region."""
 
@@ -204,7 +203,7 @@ class RegionDropped:
     region: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksAllocated:
     """A decode engine reuses block ids of its region: (block, generation) pairs."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from kvd.core.ids import ReadId, SlotRef
+from kvd.core.record import record
 
 
 class SourceKind(Enum):
@@ -15,7 +15,7 @@ class SourceKind(Enum):
     POOL = "pool"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """Memory that a read reads.
 
@@ -32,7 +32,7 @@ class Source:
     shard: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Offer:
     """Rows [read.start, end) of one layer can be claimed."""
 
