@@ -33,22 +33,31 @@ from kvd.core.state import Member, State, Tenancy
 def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> None:
     """Apply a member's own slot events, each exactly once and in its order.
 
+    What was seen before is not done again, but answered as it was then: a member that starts its
+    copies on the answer must not take a refusal for a yes because the first answer was lost. It
+    has at most `batch_items` events that are not acknowledged.
+
     Raises: LocalError(stale_incarnation | out_of_order | limit_reached).
     """
     member = m.member(e.ref)
+    remembered = m.settings.limits.batch_items
     m.settings.limits.check("items in a batch", len(e.items), "batch_items")
-    if e.first_no > member.next_no:
-        raise LocalError("out_of_order", got=e.first_no, want=member.next_no)
-    seen = member.next_no - e.first_no
-    codes: list[str] = []
-    for item in e.items[seen:] if seen else e.items:
-        codes.append(apply_own(m, member, item, now, out))
-    if seen:
+    first = member.next_no
+    if not first - remembered <= e.first_no <= first:
+        raise LocalError("out_of_order", got=e.first_no, want=first)
+    if first > e.first_no:
         m.count("events_repeated")
-        codes = [""] * min(seen, len(e.items)) + codes
-    member.next_no = max(member.next_no, e.first_no + len(e.items))
+    for item in e.items[first - e.first_no :]:
+        code = apply_own(m, member, item, now, out)
+        if code:
+            member.codes[member.next_no] = code
+        member.next_no += 1
+    for number in [n for n in member.codes if n < member.next_no - remembered]:
+        del member.codes[number]
     flush(m, out)
-    out.append(Reply(e.reply, res.SlotsSeen(member.next_no, tuple(codes) if any(codes) else ())))
+    numbers = range(e.first_no, e.first_no + len(e.items))
+    codes = tuple(member.codes.get(number, "") for number in numbers)
+    out.append(Reply(e.reply, res.SlotsSeen(member.next_no, codes if any(codes) else ())))
 
 
 def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Effect]) -> str:

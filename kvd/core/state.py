@@ -80,6 +80,8 @@ class Member:
     """One attached member process and its slots.
 
     next_no:  number of the slot event expected next.
+    codes:    refused events among the last `batch_items`, by number: what is sent again because
+              its answer was lost gets the same answer.
     leaving:  its process is gone; it stays until remote readers of its slots have ended.
     held:     indices of slots that are not free (what a tick must look at).
     """
@@ -92,6 +94,7 @@ class Member:
     contributes: bool
     slots: list[Slot]
     next_no: int = 0
+    codes: dict[int, str] = field(default_factory=dict)
     leaving: bool = False
     silent: bool = False
     held: dict[int, Tenancy] = field(default_factory=dict)
