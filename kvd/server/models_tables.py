@@ -1,0 +1,137 @@
+"""What the admin API answers: slots, blocks and engines page by page, stories, configuration."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kvd.server.models import BlockStateName, Count, Model, Seconds, SlotCounts, SlotState
+
+
+class HoldView(Model):
+    """A named party that may still touch a slot's memory."""
+
+    kind: str = Field(description="compute, save or read.")
+    owner: str = Field(description="The saver or the read; `engine` for compute.")
+    executor: str = Field(description="The process that touches the memory; '' if none may yet.")
+    phase: str = Field(description="offered: may not touch yet. running: may.")
+    doubt: str = Field(description="none, suspect, fencing or quarantined.")
+    late_seconds: float = Field(description="Past its deadline; negative while it is in time.")
+    asked: Count = Field(description="Questions asked at this stage of doubt.")
+
+
+class SlotView(Model):
+    """One slot of a worker's ring."""
+
+    engine: str
+    member: str
+    incarnation: str = Field(description="Hex.")
+    slot: Count
+    epoch: Count = Field(description="How many times it was released.")
+    state: SlotState
+    layer: int | None = Field(description="Layer of the tenancy; null when free or not told.")
+    saved: str = Field(description="none, open, done or failed.")
+    poisoned: bool
+    holds: list[HoldView]
+
+
+class SlotPage(Model):
+    """A page of slots, ordered by engine, member, incarnation and slot."""
+
+    items: list[SlotView]
+    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+
+
+class BlockView(Model):
+    """One block of the pool."""
+
+    block: Count
+    state: BlockStateName
+    tokens: Count = Field(description="Valid tokens: committed, or asked by the commit so far.")
+    hash: str = Field(description="Hex; '' before the commit.")
+    namespace: int | None = Field(description="Number of the namespace that its hash is in.")
+    owner: str = Field(description="The request that fills it; '' once it is ready.")
+    spans: Count = Field(description="Spans of a block: layers times shards.")
+    spans_saved: Count = Field(description="Spans that hold tokens; all of them when it is ready.")
+    saves_open: Count
+    pins: Count = Field(description="Parties that keep the block.")
+    pinned_by: list[str] = Field(description="Some of them, at most four.")
+
+
+class BlockPage(Model):
+    """A page of blocks, ordered by number."""
+
+    items: list[BlockView]
+    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+    total: Count = Field(description="Blocks of the pool, whatever their state.")
+
+
+class MemberView(Model):
+    """One member process of an engine."""
+
+    member: str
+    incarnation: str = Field(description="Hex.")
+    state: str = Field(description="attached, silent (socket closed, process alive) or leaving.")
+    scheduler: bool
+    rank: int | None
+    pid: int
+    uid: int | None
+    attached_seconds: Seconds | None
+    silent_seconds: Seconds | None = Field(description="Since its last frame.")
+    slots: SlotCounts
+    stats: dict[str, float] = Field(description="Figures that it pushed, at most 64.")
+
+
+class EngineView(Model):
+    """One engine and its members."""
+
+    engine: str
+    tp_size: Count
+    layout: str = Field(description="What its namespace covers; '' for a decode engine.")
+    namespace: int | None
+    requests: Count
+    regions: list[str] = Field(description="Its decode regions.")
+    slots: SlotCounts
+    members: list[MemberView]
+
+
+class EnginePage(Model):
+    """A page of engines, ordered by name."""
+
+    items: list[EngineView]
+    next: str | None = Field(description="Pass as `after` for the next page; null on the last.")
+
+
+class StoryEntry(Model):
+    """One recorded transition."""
+
+    age_seconds: Seconds
+    subject: str = Field(description="What it was about.")
+    event: str
+    details: str = Field(description="The event's own values.")
+    outcome: str = Field(description="What followed: effects, codes or states.")
+
+
+class StoryPage(Model):
+    """The latest transitions about one thing, oldest first."""
+
+    id: str
+    entries: list[StoryEntry]
+    matched: Count = Field(description="Transitions that name it; `entries` has the latest.")
+    searched: Count = Field(description="Transitions looked through.")
+    dropped: Count = Field(description="Older transitions that are forgotten.")
+
+
+class ConfigEntry(Model):
+    """One key of the configuration."""
+
+    key: str
+    value: str
+    origin: str = Field(description="default, file, environment or flag, and where in it.")
+    reloadable: bool = Field(description="Whether SIGHUP applies a change.")
+    description: str
+
+
+class ConfigPage(Model):
+    """All keys."""
+
+    items: list[ConfigEntry]
