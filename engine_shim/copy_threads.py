@@ -1,0 +1,230 @@
+"""The threads that move layers between slots and the pool, beside the compute thread.
+
+*Loader*: acquires each layer's slot in order, `lookahead` layers ahead of compute, and loads it.
+*Saver*: starts a layer's save once kvd has acknowledged its announcement: only kvd knows whether
+the target blocks are still this request's. *News*: tells kvd the ends of copies, in their order;
+host functions of a stream must be short, so they only hand over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from engine_shim.client import KvdRefused, SlotQuarantined, Ticket
+from engine_shim.device import Device, DeviceError, DeviceMemory, Event
+from engine_shim.layer_rows import SAVER, LayerRows, SlotContents
+from engine_shim.slot_client import SlotClient
+from engine_shim.steps import LayerState, Step, StepFailed, as_step_failure
+from kvd.plan.ring import RingPlan
+from kvd.plan.runs import CopySpans
+from kvd.wire.slot_items import LoadItem
+
+
+class WorkThread:
+    """A thread that does what it is handed, in order, until it is closed."""
+
+    def __init__(self, name: str, device: Device) -> None:
+        """Start it; the device is bound to it first."""
+        self._device = device
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Hand over one piece of work; bounded by the layers of the running steps."""
+        self._queue.put(work)
+
+    def close(self, seconds: float) -> bool:
+        """End after what was handed over; returns whether it ended in time."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._device.bind_thread()
+        while (work := self._queue.get()) is not None:
+            work()
+
+
+class Loader:
+    """Acquires and loads the layers of one step after another."""
+
+    def __init__(
+        self,
+        client: SlotClient,
+        device: Device,
+        memory: DeviceMemory,
+        rows: LayerRows,
+        contents: SlotContents,
+        news: WorkThread,
+    ) -> None:
+        """Start the thread."""
+        self._client = client
+        self._device = device
+        self._memory = memory
+        self._rows = rows
+        self._contents = contents
+        self._news = news
+        self._stream = device.stream("load")
+        self._thread = WorkThread("kvd-load", device)
+        self.num_bytes = 0
+
+    def start(self, step: Step, ring: RingPlan) -> None:
+        """Load all layers of a step."""
+        self._thread.put(partial(self._run, step, ring))
+
+    def close(self, seconds: float) -> None:
+        """Let running loads end."""
+        self._thread.close(seconds)
+        with suppress(DeviceError):
+            self._stream.close(int(seconds * 1e9))
+
+    def _run(self, step: Step, ring: RingPlan) -> None:
+        for layer in range(ring.num_layers):
+            ahead = max(0, layer - ring.lookahead[layer])
+            if not step.wait_reached(ahead):
+                break
+            try:
+                self._load(step, layer, ring.slot_of[layer])
+            except SlotQuarantined as error:
+                step.fail(StepFailed("slot_quarantined", str(error), error.slot))
+                break
+            except (KvdRefused, DeviceError) as error:
+                step.fail(as_step_failure(error))
+                break
+        step.loads_issued.set()
+
+    def _load(self, step: Step, layer: int, slot: int) -> None:
+        state = step.layers[layer]
+        items, spans = self._plan(step, layer, slot)
+        state.tenancy = self._client.acquire(slot, layer, items, step.seconds_left())
+        self._contents.occupy(slot, layer)
+        if not items:
+            state.loaded.set()
+            state.acquired.set()
+            return
+        try:
+            pool = self._client.pool
+            if state.tenancy.generation != self._client.generation:
+                raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
+            self._stream.copy(self._memory, pool, spans)
+            state.load_event = self._device.event()
+            self._stream.record(state.load_event)
+            self._stream.launch_host(
+                lambda failure: self._news.put(partial(self._ended, step, state, failure))
+            )
+        except (KvdRefused, DeviceError):
+            self._tell(state, ok=False)
+            raise
+        self.num_bytes += spans.num_bytes
+        state.acquired.set()
+
+    def _plan(self, step: Step, layer: int, slot: int) -> tuple[list[LoadItem], CopySpans]:
+        items: list[LoadItem] = []
+        spans = CopySpans()
+        for request in step.requests:
+            have = min(self._contents.held(slot, layer, request.request), request.num_computed)
+            if have < request.num_computed:
+                items.append(self._rows.load_item(request, have))
+                self._rows.add_load(spans, layer, slot, request, have)
+        return items, spans
+
+    def _ended(self, step: Step, state: LayerState, failure: DeviceError | None) -> None:
+        if failure is not None:
+            step.fail(as_step_failure(failure))
+        self._tell(state, ok=failure is None)
+
+    def _tell(self, state: LayerState, *, ok: bool) -> None:
+        """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""
+        assert state.tenancy is not None
+        # A client that cannot tell is without kvd: the announcement will say it.
+        with suppress(KvdRefused):
+            self._client.load_ended(state.tenancy, ok)
+        state.loaded.set()
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTask:
+    """One layer to be saved.
+
+    ticket:  of its announcement.
+    written: the device event behind the write of its rows.
+    """
+
+    step: Step
+    layer: int
+    ticket: Ticket
+    written: Event
+
+
+class Saver:
+    """Saves layers in the order in which they were written."""
+
+    def __init__(
+        self,
+        client: SlotClient,
+        device: Device,
+        memory: DeviceMemory,
+        rows: LayerRows,
+        news: WorkThread,
+    ) -> None:
+        """Start the thread."""
+        self._client = client
+        self._memory = memory
+        self._rows = rows
+        self._news = news
+        self._stream = device.stream("save")
+        self._thread = WorkThread("kvd-save", device)
+        self.num_bytes = 0
+
+    def start(self, task: SaveTask) -> None:
+        """Save one layer."""
+        self._thread.put(partial(self._run, task))
+
+    def close(self, seconds: float) -> None:
+        """Let running saves end."""
+        self._thread.close(seconds)
+        with suppress(DeviceError):
+            self._stream.close(int(seconds * 1e9))
+
+    def _run(self, task: SaveTask) -> None:
+        state = task.step.layers[task.layer]
+        try:
+            code = task.ticket.wait(task.step.seconds_left())
+            if code:
+                raise KvdRefused(code, layer=task.layer)
+            self._copy(task, state)
+        except (KvdRefused, DeviceError) as error:
+            task.step.fail(as_step_failure(error))
+            self._tell(state, ok=False)
+
+    def _copy(self, task: SaveTask, state: LayerState) -> None:
+        assert state.tenancy is not None
+        spans = CopySpans()
+        for request in task.step.requests:
+            self._rows.add_save(spans, task.layer, state.tenancy.slot, request)
+        pool = self._client.pool
+        if state.tenancy.generation != self._client.generation:
+            raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
+        self._stream.wait(task.written)
+        self._stream.copy(pool, self._memory, spans)
+        self._stream.launch_host(
+            lambda failure: self._news.put(partial(self._ended, task.step, state, failure))
+        )
+        self.num_bytes += spans.num_bytes
+
+    def _ended(self, step: Step, state: LayerState, failure: DeviceError | None) -> None:
+        if failure is not None:
+            step.fail(as_step_failure(failure))
+        self._tell(state, ok=failure is None)
+
+    def _tell(self, state: LayerState, *, ok: bool) -> None:
+        assert state.tenancy is not None
+        with suppress(KvdRefused):
+            self._client.save_ended(state.tenancy, SAVER, ok)
+        state.saved.set()

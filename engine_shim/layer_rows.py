@@ -1,0 +1,117 @@
+"""Which rows of which layer are copied where, and what a slot still holds from its last use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine_shim.ring import pool_rows, slot_rows
+from engine_shim.steps import StepRequest
+from kvd.plan.layout import BlockLayout
+from kvd.plan.runs import CopySpans, add_rows
+from kvd.wire.layout import DeviceLayout
+from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+
+SAVER = "save"
+"""Name of a tenancy's one save."""
+
+
+@dataclass(slots=True)
+class _Content:
+    """Rows of one layer: for each request how many tokens from 0 on are there."""
+
+    layer: int = -1
+    tokens: dict[str, int] = field(default_factory=dict)
+
+
+class SlotContents:
+    """What each slot holds. A slot of its own keeps a layer's rows from step to step."""
+
+    def __init__(self, num_slots: int) -> None:
+        """Nothing is held."""
+        self._contents = [_Content() for _ in range(num_slots)]
+
+    def held(self, slot: int, layer: int, request: str) -> int:
+        """Tokens of the request that the slot holds for this layer."""
+        content = self._contents[slot]
+        return content.tokens.get(request, 0) if content.layer == layer else 0
+
+    def occupy(self, slot: int, layer: int) -> None:
+        """Another layer moves in: what was there is void."""
+        if self._contents[slot].layer != layer:
+            self._contents[slot] = _Content(layer)
+
+    def add(self, slot: int, requests: tuple[StepRequest, ...]) -> None:
+        """A step has written and computed the slot."""
+        self._contents[slot].tokens.update({r.request: r.end for r in requests})
+
+    def void(self, slot: int) -> None:
+        """What the slot holds is not known any more."""
+        self._contents[slot] = _Content()
+
+    def forget(self, request: str) -> None:
+        """The request has ended; its device blocks will be another's."""
+        for content in self._contents:
+            content.tokens.pop(request, None)
+
+
+class LayerRows:
+    """Addresses of a worker's rows: slots on one side, pool blocks on the other."""
+
+    def __init__(self, layout: DeviceLayout, blocks: BlockLayout, shard: int) -> None:
+        """shard: the span of each layer that this rank loads and saves."""
+        self._layout = layout
+        self._blocks = blocks
+        self._shard = shard
+
+    def load_item(self, request: StepRequest, have: int) -> LoadItem:
+        """The blocks behind rows [have, num_computed), as kvd must know them."""
+        size = self._blocks.block_tokens
+        first, last = have // size, -(-request.num_computed // size)
+        blocks = list(request.pool_blocks[first:last])
+        return LoadItem(request.request, blocks, request.num_computed - first * size)
+
+    def save_items(self, requests: tuple[StepRequest, ...]) -> list[SaveItem]:
+        """One save of all new rows; for each block, the tokens valid once it has ended."""
+        size = self._blocks.block_tokens
+        blocks: list[int] = []
+        tokens: list[int] = []
+        for request in requests:
+            first, last = request.num_computed // size, -(-request.end // size)
+            blocks.extend(request.pool_blocks[first:last])
+            tokens.extend(min(size, request.end - at * size) for at in range(first, last))
+        return [SaveItem(SAVER, blocks, tokens)] if blocks else []
+
+    def read_items(self, requests: tuple[StepRequest, ...]) -> list[ReadItem]:
+        """What each transfer is offered: every row that it was not offered before."""
+        size = self._layout.block_tokens
+        items = []
+        for request in requests:
+            first, last = request.offered // size, -(-request.end // size)
+            for target in request.targets:
+                items.append(
+                    ReadItem(
+                        target.transfer,
+                        target.peer,
+                        request.offered,
+                        request.end,
+                        list(request.device_blocks[first:last]),
+                        list(request.pool_blocks[first:last]),
+                    )
+                )
+        return items
+
+    def add_load(
+        self, spans: CopySpans, layer: int, slot: int, request: StepRequest, have: int
+    ) -> None:
+        """Add the copy of rows [have, num_computed) from the pool into the slot."""
+        for span in self._blocks.spans(layer, self._shard):
+            in_slot = slot_rows(self._layout, slot, span.part, request.device_blocks)
+            in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
+            add_rows(spans, have, request.num_computed, in_slot, in_pool)
+
+    def add_save(self, spans: CopySpans, layer: int, slot: int, request: StepRequest) -> None:
+        """Add the copy of the step's new rows from the slot into the pool."""
+        for span in self._blocks.spans(layer, self._shard):
+            in_slot = slot_rows(self._layout, slot, span.part, request.device_blocks)
+            in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
+            add_rows(spans, request.num_computed, request.end, in_pool, in_slot)

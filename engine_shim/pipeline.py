@@ -1,0 +1,246 @@
+"""Prefill on a few rotating layer buffers: load, gate, write, announce, save, compute, release.
+
+For each layer of a step, in order:
+
+    loader thread    acquire the slot (gate word), pinning the blocks to load; copy pool -> slot
+    compute thread   `before_write`: the slot is ours and what it needs is in it
+                     write the new rows
+                     `written`: announce; from now on saves and remote reads may start
+                     attention over the slot's rows
+                     `computed`: the computation lets go
+    saver thread     once kvd has acknowledged the announcement, and the device has finished
+                     writing: copy slot -> pool
+
+The slot is free again when kvd has heard the end of all of it, remote reads included; the next
+layer in the same slot waits for that at its gate, *before* its rows are written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from engine_shim.client import KvdRefused
+from engine_shim.copy_threads import Loader, Saver, SaveTask, WorkThread
+from engine_shim.device import Device, DeviceError, DeviceMemory
+from engine_shim.layer_rows import LayerRows, SlotContents
+from engine_shim.slot_client import SlotClient
+from engine_shim.steps import Step, StepFailed, StepRequest, as_step_failure
+from kvd.plan.layout import BlockLayout
+from kvd.plan.ring import RingPlan
+from kvd.wire.layout import DeviceLayout
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """The worker's place among the ranks, and how long `close` waits.
+
+    shard:       the span of each layer that this rank loads and saves.
+    contributes: whether it saves and offers rows (MLA: rank 0 only).
+    """
+
+    shard: int = 0
+    contributes: bool = True
+    close_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFigures:
+    """What the pipeline has done so far.
+
+    exposed_s: time that the compute thread waited for slots and loads.
+    """
+
+    loaded_bytes: int
+    saved_bytes: int
+    exposed_s: float
+    spares_left: int
+
+
+class PrefillPipeline:
+    """One worker's ring. `begin_step` ... `end_step` are called by one compute thread."""
+
+    def __init__(
+        self,
+        client: SlotClient,
+        device: Device,
+        ring: RingPlan,
+        memory: DeviceMemory,
+        layout: DeviceLayout,
+        blocks: BlockLayout,
+        options: PipelineOptions | None = None,
+    ) -> None:
+        """Start the copy threads.
+
+        Args:
+            client: attached, with `layout` announced and `memory` passed.
+            ring: which layer lives in which slot; `layout` was made of it.
+            memory: holds the slots.
+            blocks: layout of pool blocks; its layers are the ring's.
+        """
+        self._client = client
+        self._device = device
+        self._ring = ring
+        self._options = options or PipelineOptions()
+        self._rows = LayerRows(layout, blocks, self._options.shard)
+        self._contents = SlotContents(len(ring.slots))
+        self._compute = device.stream("compute")
+        self._news = WorkThread("kvd-news", device)
+        self._loader = Loader(client, device, memory, self._rows, self._contents, self._news)
+        self._saver = Saver(client, device, memory, self._rows, self._news)
+        self._step: Step | None = None
+        self._waited_ns = 0
+
+    @property
+    def ring(self) -> RingPlan:
+        """The plan as it is now."""
+        return self._ring
+
+    def figures(self) -> PipelineFigures:
+        """Bytes moved, time waited, spares left."""
+        return PipelineFigures(
+            self._loader.num_bytes,
+            self._saver.num_bytes,
+            self._waited_ns / 1e9,
+            len(self._ring.spares),
+        )
+
+    def begin_step(self, requests: Sequence[StepRequest], deadline_s: float) -> None:
+        """Start a step: its loads begin now.
+
+        Raises: RuntimeError when the last step was neither ended nor aborted.
+        """
+        if self._step is not None:
+            raise RuntimeError("the last step has not ended")
+        self._device.bind_thread()
+        end = time.monotonic_ns() + int(deadline_s * 1e9)
+        self._step = Step(tuple(requests), self._ring.num_layers, end)
+        self._loader.start(self._step, self._ring)
+
+    def before_write(self, layer: int) -> int:
+        """Wait until the layer's slot may be written and holds what it must; returns the slot.
+
+        Raises: StepFailed.
+        """
+        step = self._running()
+        state = step.layers[layer]
+        step.reach(layer)
+        started = time.monotonic_ns()
+        for event, what in ((state.acquired, "slot"), (state.loaded, "load")):
+            if step.failure is None and not event.wait(step.seconds_left()):
+                step.fail(StepFailed("deadline_exceeded", f"layer {layer} waited for its {what}"))
+        self._waited_ns += time.monotonic_ns() - started
+        if step.failure is not None:
+            raise step.failure
+        if state.load_event is not None:
+            self._compute.wait(state.load_event)
+        assert state.tenancy is not None
+        return state.tenancy.slot
+
+    def written(self, layer: int) -> None:
+        """The layer's new rows are in the slot, in the compute stream's order.
+
+        Raises: StepFailed.
+        """
+        step = self._running()
+        state = step.layers[layer]
+        assert state.tenancy is not None
+        event = self._device.event()
+        self._compute.record(event)
+        gives = self._options.contributes
+        saves = self._rows.save_items(step.requests) if gives else []
+        reads = self._rows.read_items(step.requests) if gives else []
+        try:
+            ticket = self._client.written(state.tenancy, layer, saves, reads)
+        except KvdRefused as error:
+            raise self._failed(step, as_step_failure(error)) from error
+        state.is_written = True
+        if saves:
+            self._saver.start(SaveTask(step, layer, ticket, event))
+        else:
+            state.saved.set()
+
+    def computed(self, layer: int) -> None:
+        """Attention over the layer's slot has ended.
+
+        Raises: StepFailed.
+        """
+        step = self._running()
+        state = step.layers[layer]
+        assert state.tenancy is not None
+        try:
+            self._client.computed(state.tenancy, True)
+        except KvdRefused as error:
+            raise self._failed(step, as_step_failure(error)) from error
+        state.is_computed = True
+        self._contents.add(state.tenancy.slot, step.requests)
+
+    def end_step(self, *, wait_saves: bool) -> None:
+        """End the step after its last layer.
+
+        Args: wait_saves: also wait until everything is saved.
+        Raises: StepFailed; the step has ended all the same.
+        """
+        step = self._running()
+        if wait_saves:
+            for layer, state in enumerate(step.layers):
+                if not state.saved.wait(step.seconds_left()):
+                    step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
+        self._step = None
+        if step.failure is not None:
+            raise step.failure
+
+    def abort_step(self, failure: StepFailed | None = None) -> None:
+        """Give the running step up: every slot that it took is let go. Idempotent."""
+        step = self._step
+        if step is None:
+            return
+        step.fail(failure or StepFailed("aborted", "the engine gave the step up"))
+        self._step = None
+        step.loads_issued.wait(step.seconds_left() + 1.0)
+        for state in step.layers:
+            if state.tenancy is not None and not state.is_computed:
+                state.loaded.wait(step.seconds_left() + 1.0)
+                self._contents.void(state.tenancy.slot)
+                # A slot that cannot be let go by word is freed by the re-attach, or by our death.
+                with suppress(KvdRefused):
+                    self._client.computed(state.tenancy, state.is_written)
+
+    def forget(self, request: str) -> None:
+        """The request has ended: what slots hold of it is void."""
+        self._contents.forget(request)
+
+    def rebind(self, slot: int) -> bool:
+        """Between steps: move the layers of a quarantined slot to a spare.
+
+        Returns: whether there was one; if not, its layers cannot run any more.
+        """
+        spare = self._ring.spare_for(slot)
+        if spare is None:
+            return False
+        self._ring = self._ring.rebind(slot, spare)
+        self._contents.void(spare)
+        return True
+
+    def close(self) -> None:
+        """Give a running step up, let copies end and stop the threads."""
+        self.abort_step()
+        seconds = self._options.close_s
+        self._loader.close(seconds)
+        self._saver.close(seconds)
+        with suppress(DeviceError):
+            self._compute.close(int(seconds * 1e9))
+        self._news.close(seconds)
+
+    def _running(self) -> Step:
+        if self._step is None:
+            raise RuntimeError("no step is running")
+        if self._step.failure is not None:
+            raise self._step.failure
+        return self._step
+
+    def _failed(self, step: Step, failure: StepFailed) -> StepFailed:
+        step.fail(failure)
+        return failure

@@ -1,0 +1,131 @@
+"""The scheduler's side of a request's blocks: look up, reserve for each chunk, commit, end.
+
+The pool is the primary copy: what a request computed and will read again lies in blocks that it
+keeps pinned until it ends; the next chunk's blocks are reserved before the chunk runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine_shim.client import KvdRefused
+
+HASH_BYTES = 32
+
+
+class BlockClient(Protocol):
+    """What is needed of the client; `engine_shim.client.KvdClient` has it."""
+
+    @property
+    def generation(self) -> int:
+        """Rises when kvd lost its pool."""
+
+    def lookup(self, request: str, hashes: bytes) -> list[int]:
+        """Blocks of the longest prefix hit, pinned for the request."""
+
+    def reserve(self, request: str, count: int) -> list[int]:
+        """Private blocks; all or nothing."""
+
+    def commit(self, blocks: Sequence[int], hashes: bytes, tokens: Sequence[int]) -> list[str]:
+        """Keys for blocks; a code for each."""
+
+    def unpin(self, request: str) -> None:
+        """The request has ended."""
+
+    def abort(self, request: str) -> None:
+        """The request was aborted."""
+
+
+@dataclass(slots=True)
+class PooledRequest:
+    """A request's blocks in the pool.
+
+    hashes:    of its full blocks, in order.
+    blocks:    pool blocks of tokens [0, len(blocks) * block_tokens).
+    hit_tokens: tokens that were found.
+    committed: full blocks that have their key.
+    """
+
+    request: str
+    hashes: tuple[bytes, ...]
+    generation: int
+    blocks: list[int] = field(default_factory=list)
+    hit_tokens: int = 0
+    committed: int = 0
+
+
+class RequestPool:
+    """Requests of one engine in the pool of its kvd."""
+
+    def __init__(self, client: BlockClient, block_tokens: int) -> None:
+        """client: of a member that is a scheduler."""
+        self._client = client
+        self._size = block_tokens
+
+    def admit(self, request: str, hashes: Sequence[bytes], num_tokens: int) -> PooledRequest:
+        """Begin a request with what is there of its prefix.
+
+        Args:
+            hashes: of its full blocks.
+            num_tokens: its length; at least one token is always computed.
+        Raises: KvdRefused.
+        """
+        generation = self._client.generation
+        usable = tuple(hashes[: max(0, (num_tokens - 1) // self._size)])
+        found = self._client.lookup(request, b"".join(usable)) if usable else []
+        pooled = PooledRequest(request, tuple(hashes), generation, list(found))
+        pooled.hit_tokens = len(found) * self._size
+        pooled.committed = len(found)
+        return pooled
+
+    def extend(self, pooled: PooledRequest, num_tokens: int) -> None:
+        """Make sure that there are blocks for tokens [0, num_tokens).
+
+        Raises: KvdRefused(pool_full | pool_lost | ...), with nothing changed.
+        """
+        self._check(pooled)
+        missing = -(-num_tokens // self._size) - len(pooled.blocks)
+        if missing > 0:
+            pooled.blocks.extend(self._client.reserve(pooled.request, missing))
+
+    def commit(self, pooled: PooledRequest, num_tokens: int) -> int:
+        """Give every full block of tokens [0, num_tokens) its key; returns how many are new.
+
+        Raises: KvdRefused for a block that was refused.
+        """
+        self._check(pooled)
+        full = min(num_tokens // self._size, len(pooled.hashes))
+        fresh = range(pooled.committed, full)
+        if not fresh:
+            return 0
+        blocks = [pooled.blocks[at] for at in fresh]
+        keys = b"".join(pooled.hashes[at] for at in fresh)
+        codes = self._client.commit(blocks, keys, [self._size] * len(blocks))
+        for block, code in zip(blocks, codes, strict=False):
+            # Another engine stored the same tokens first: its copy serves as well as ours.
+            if code not in ("", "duplicate"):
+                raise KvdRefused(code, block=block, request=pooled.request)
+        pooled.committed = full
+        return len(blocks)
+
+    def end(self, pooled: PooledRequest) -> None:
+        """The request is over; committed blocks stay in the pool for others.
+
+        Raises: KvdRefused.
+        """
+        if pooled.generation == self._client.generation:
+            self._client.unpin(pooled.request)
+
+    def abort(self, pooled: PooledRequest) -> None:
+        """The request was aborted; what it has not committed is worthless.
+
+        Raises: KvdRefused.
+        """
+        if pooled.generation == self._client.generation:
+            self._client.abort(pooled.request)
+
+    def _check(self, pooled: PooledRequest) -> None:
+        if pooled.generation != self._client.generation:
+            raise KvdRefused("pool_lost", what=f"the blocks of request {pooled.request}")

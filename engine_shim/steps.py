@@ -1,0 +1,135 @@
+"""What one prefill step is made of, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from engine_shim.client import KvdRefused, Tenancy
+from engine_shim.device import DeviceError, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request's rows go besides the pool: a transfer, and the kvd that reads for it."""
+
+    transfer: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One request's share of a step.
+
+    device_blocks: engine block ids of tokens [0, end), in order.
+    pool_blocks:   pool blocks of the same tokens, in order.
+    num_computed:  tokens whose KV exists before the step.
+    end:           tokens whose KV exists after it.
+    targets:       transfers that get its rows.
+    offered:       rows that the targets were offered in earlier steps.
+    """
+
+    request: str
+    device_blocks: tuple[int, ...]
+    pool_blocks: tuple[int, ...]
+    num_computed: int
+    end: int
+    targets: tuple[Target, ...] = ()
+    offered: int = 0
+
+
+class StepFailed(Exception):
+    """A step cannot go on; its requests end with this code, or are tried again.
+
+    code:   of kvd's catalogue, the client or the device.
+    detail: one sentence.
+    slot:   the quarantined slot whose layers must be rebound, -1 for another failure.
+    """
+
+    def __init__(self, code: str, detail: str, slot: int = -1) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+        self.slot = slot
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}"
+
+
+def as_step_failure(error: KvdRefused | DeviceError) -> StepFailed:
+    """The failure of a step by a refusal of kvd, or of the device."""
+    if isinstance(error, DeviceError):
+        return StepFailed(str(error.code), error.detail)
+    return StepFailed(error.code, f"{error.what} {error.remedy}".strip())
+
+
+@dataclass(slots=True)
+class LayerState:
+    """One layer of a running step.
+
+    acquired: set when `tenancy` is there, or the step has failed.
+    loaded:   set when nothing is loaded into the slot any more and kvd has been told.
+    written:  the device event behind the write of the rows.
+    saved:    set when the layer's save has ended, or none was started.
+
+    A step that fails sets `acquired` and `saved` of all layers: who waits must look at `failure`.
+    """
+
+    acquired: threading.Event = field(default_factory=threading.Event)
+    loaded: threading.Event = field(default_factory=threading.Event)
+    saved: threading.Event = field(default_factory=threading.Event)
+    tenancy: Tenancy | None = None
+    load_event: Event | None = None
+    is_written: bool = False
+    is_computed: bool = False
+
+
+class Step:
+    """A running step; shared by the compute thread and the copy threads."""
+
+    def __init__(self, requests: tuple[StepRequest, ...], num_layers: int, end: int) -> None:
+        """end: deadline, ns of the monotonic clock."""
+        self.requests = requests
+        self.end = end
+        self.layers = [LayerState() for _ in range(num_layers)]
+        self._lock = threading.Condition()
+        self._reached = -1
+        self._failure: StepFailed | None = None
+        self.loads_issued = threading.Event()
+
+    @property
+    def failure(self) -> StepFailed | None:
+        """Why the step cannot go on, None while it can."""
+        return self._failure
+
+    def fail(self, failure: StepFailed) -> None:
+        """The first failure counts; whoever waits for a layer wakes up."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = failure
+            self._lock.notify_all()
+        for layer in self.layers:
+            layer.acquired.set()
+            layer.saved.set()
+
+    def seconds_left(self) -> float:
+        """Time until the step's deadline."""
+        return max(0.0, (self.end - time.monotonic_ns()) / 1e9)
+
+    def reach(self, layer: int) -> None:
+        """The compute thread is at this layer."""
+        with self._lock:
+            self._reached = max(self._reached, layer)
+            self._lock.notify_all()
+
+    def wait_reached(self, layer: int) -> bool:
+        """Wait until compute is at `layer` or beyond; False when the step has failed by then."""
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._reached >= layer or self._failure is not None, self.seconds_left()
+            )
+            if self._failure is None and self._reached >= layer:
+                return True
+        self.fail(StepFailed("deadline_exceeded", f"compute did not come to layer {layer}"))
+        return False
