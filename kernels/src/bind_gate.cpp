@@ -90,10 +90,12 @@ Both descriptors are duplicated: the caller may close its own, but the peer sees
 only after close().
 
 Raises:
-    ValueError: the page is closed, or the words do not lie in it.
+    ValueError: the page is closed, or the words do not lie in it. Methods raise it in a forked
+        child.
     OSError: a descriptor is not open.)";
 
-constexpr const char* kWaitDoc = R"(Wait until the slot is free at an epoch greater than after_epoch.
+constexpr const char* kWaitDoc =
+    R"(Wait until the slot is free at an epoch greater than after_epoch.
 
 Args:
     slot: index of the slot. IndexError when outside the page.
@@ -126,8 +128,8 @@ void bind_gate(nb::module_& module) {
                    "spin_ns: int = 50000) -> tuple[str, int]"),
            kWaitDoc)
       .def("close", &Gate::close, nb::call_guard<nb::gil_scoped_release>(),
-           "End every wait with \"hangup\", wait until those threads have left, and let go of page\n"
-           "and descriptors. Idempotent.")
+           "End every wait with \"hangup\", wait until those threads have left, and let go of\n"
+           "page and descriptors. Idempotent.")
       .def("hung_up", &Gate::hung_up,
            "Return whether the connection has ended or close() was called. Asks the descriptor.")
       .def("counters",

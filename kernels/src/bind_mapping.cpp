@@ -12,10 +12,11 @@ namespace {
 
 constexpr auto kMaxInt = std::numeric_limits<int64_t>::max();
 
-constexpr const char* kClassDoc = R"(One shared mapping of [offset, offset + length) of a file descriptor.
+constexpr const char* kClassDoc =
+    R"(One shared mapping of [offset, offset + length) of a file descriptor.
 
 The descriptor may be closed afterwards. The mapping is left out of core files and is not inherited
-by fork; used in a forked child it raises ValueError.
+by fork: used in a forked child it raises ValueError, and views must not be touched there.
 
 Args:
     fd: descriptor of a memfd or another file that can be mapped shared.
@@ -31,6 +32,57 @@ Raises:
 
 Offsets and lengths of the methods are bytes from the start of the mapping. One outside raises
 IndexError with offset, length and size; every method but close raises ValueError once closed.)";
+
+constexpr const char* kCloseDoc =
+    R"(Unmap, after every copy, read, write and populate in flight has ended. Idempotent.
+
+The interpreter lock is released while it waits. BufferError while views or gate waiters use the
+mapping; nothing changes then.)";
+
+constexpr const char* kPageDoc =
+    R"(Return the page size the kernel uses for this mapping, in KiB (4, 2048, ...).
+
+Reads KernelPageSize in /proc/self/smaps, which costs time in proportion to the memory mapped by the
+process: ask once, not per operation. OSError where /proc is missing.)";
+
+constexpr const char* kViewDoc =
+    R"(Return a memoryview of unsigned bytes onto the mapping, without a copy.
+
+It is read-only unless the mapping is writable; without a length it reaches to the end. The view
+keeps the memory mapped: close() raises BufferError while one is alive.)";
+
+constexpr const char* kReadDoc =
+    "Copy length bytes out. The interpreter lock is released above 16 KiB.";
+
+constexpr const char* kWriteDoc =
+    R"(Copy all of data (C-contiguous, bytes-like) in.
+
+The interpreter lock is released above 16 KiB. Readers may see it torn: publish it with store_u64.
+ValueError when the mapping is read-only.)";
+
+constexpr const char* kPopulateDoc =
+    R"(Make every page that the range touches resident and mapped; contents are kept.
+
+Returns the way used: "madvise" (MADV_POPULATE_WRITE, or READ on a read-only mapping; Linux 5.14),
+or "touch" where the kernel lacks it or use_madvise is False. Either way the kernel takes the faults
+inside a system call, so a page that cannot be had is an OSError (ENOMEM), never a SIGBUS. The
+interpreter lock is released.)";
+
+constexpr const char* kLoad64Doc =
+    "Read the native u64 at offset (a multiple of 8, else ValueError) with acquire order.";
+constexpr const char* kLoad32Doc =
+    "Read the native u32 at offset (a multiple of 4, else ValueError) with acquire order.";
+
+constexpr const char* kStore64Doc =
+    R"(Write the native u64 at offset (a multiple of 8) with release order.
+
+Whoever loads it sees every byte written here before. ValueError for a misaligned offset, a value
+outside 0 to 2**64 - 1, or a read-only mapping.)";
+
+constexpr const char* kStore32Doc =
+    R"(Write the native u32 at offset (a multiple of 4) with release order.
+
+Errors as store_u64, for values outside 0 to 2**32 - 1.)";
 
 Region& open_region(const Mapping& self) {
   self.region->require_open();
@@ -165,44 +217,29 @@ const PyType_Slot kSlots[] = {
 void bind_words(nb::class_<Mapping>& mapping) {
   mapping
       .def("load_u64", load<uint64_t>, nb::arg("offset"),
-           nb::sig("def load_u64(self, offset: int) -> int"),
-           "Read the native u64 at offset (a multiple of 8, else ValueError) with acquire order.")
+           nb::sig("def load_u64(self, offset: int) -> int"), kLoad64Doc)
       .def("store_u64", store<uint64_t>, nb::arg("offset"), nb::arg("value"),
-           nb::sig("def store_u64(self, offset: int, value: int) -> None"),
-           "Write the native u64 at offset (a multiple of 8) with release order: whoever loads it\n"
-           "sees every byte written here before. ValueError for a misaligned offset, a value outside\n"
-           "0 to 2**64 - 1, or a read-only mapping.")
+           nb::sig("def store_u64(self, offset: int, value: int) -> None"), kStore64Doc)
       .def("load_u32", load<uint32_t>, nb::arg("offset"),
-           nb::sig("def load_u32(self, offset: int) -> int"),
-           "Read the native u32 at offset (a multiple of 4, else ValueError) with acquire order.")
+           nb::sig("def load_u32(self, offset: int) -> int"), kLoad32Doc)
       .def("store_u32", store<uint32_t>, nb::arg("offset"), nb::arg("value"),
-           nb::sig("def store_u32(self, offset: int, value: int) -> None"),
-           "Write the native u32 at offset (a multiple of 4) with release order; errors as\n"
-           "store_u64, for values outside 0 to 2**32 - 1.");
+           nb::sig("def store_u32(self, offset: int, value: int) -> None"), kStore32Doc);
 }
 
 void bind_bytes(nb::class_<Mapping>& mapping) {
   mapping
       .def("view", view, nb::arg("offset") = 0, nb::arg("length") = nb::none(),
            nb::sig("def view(self, offset: int = 0, length: int | None = None) -> memoryview"),
-           "Return a memoryview of unsigned bytes onto the mapping, without a copy.\n\n"
-           "It is read-only unless the mapping is writable; without a length it reaches to the end.\n"
-           "The view keeps the memory mapped: close() raises BufferError while one is alive.")
+           kViewDoc)
       .def("read_bytes", read_bytes, nb::arg("offset"), nb::arg("length"),
-           nb::sig("def read_bytes(self, offset: int, length: int) -> bytes"),
-           "Copy length bytes out. The interpreter lock is released above 16 KiB.")
+           nb::sig("def read_bytes(self, offset: int, length: int) -> bytes"), kReadDoc)
       .def("write_bytes", write_bytes, nb::arg("offset"), nb::arg("data"),
-           nb::sig("def write_bytes(self, offset: int, data: Buffer) -> None"),
-           "Copy all of data (C-contiguous, bytes-like) in. The interpreter lock is released above\n"
-           "16 KiB. Readers may see it torn: publish it with store_u64. ValueError when read-only.")
+           nb::sig("def write_bytes(self, offset: int, data: Buffer) -> None"), kWriteDoc)
       .def("populate", populate, nb::arg("offset"), nb::arg("length"), nb::kw_only(),
            nb::arg("use_madvise") = true,
-           nb::sig("def populate(self, offset: int, length: int, *, use_madvise: bool = True) -> str"),
-           "Make every page that the range touches resident and mapped; contents are kept.\n\n"
-           "Returns the way used: \"madvise\" (MADV_POPULATE_WRITE, or READ on a read-only mapping;\n"
-           "Linux 5.14), or \"touch\" where the kernel lacks it or use_madvise is False. Either way\n"
-           "the kernel takes the faults inside a system call, so a page that cannot be had is an\n"
-           "OSError (ENOMEM), never a SIGBUS. The interpreter lock is released.");
+           nb::sig("def populate(self, offset: int, length: int, *, use_madvise: bool = True) "
+                   "-> str"),
+           kPopulateDoc);
 }
 
 }  // namespace
@@ -214,25 +251,21 @@ void bind_mapping(nb::module_& module) {
            nb::arg("writable"), nb::arg("offset") = 0,
            nb::sig("def __init__(self, fd: int, length: int, *, writable: bool, offset: int = 0) "
                    "-> None"))
-      .def_prop_ro("size", [](const Mapping& self) { return self.region->size(); },
-                   "Mapped bytes, as asked for.")
-      .def_prop_ro("address",
-                   [](const Mapping& self) {
-                     return reinterpret_cast<uintptr_t>(open_region(self).data());
-                   },
-                   "Address of byte 0 in this process, for drivers that register memory.")
-      .def_prop_ro("writable", [](const Mapping& self) { return self.region->writable(); },
-                   "Whether stores are allowed.")
-      .def_prop_ro("closed", [](const Mapping& self) { return !self.region->open(); },
-                   "Whether close() has begun, or this is a forked child.")
-      .def("close", close_mapping,
-           "Unmap, after every copy, read, write and populate in flight has ended. Idempotent.\n\n"
-           "The interpreter lock is released while it waits. BufferError while views or gate\n"
-           "waiters use the mapping; nothing changes then.")
-      .def("smaps_page_kb", smaps_page_kb,
-           "Return the page size the kernel uses for this mapping, in KiB (4, 2048, ...).\n\n"
-           "Reads KernelPageSize in /proc/self/smaps, which costs time in proportion to the memory\n"
-           "mapped by the process: ask once, not per operation. OSError where /proc is missing.");
+      .def_prop_ro(
+          "size", [](const Mapping& self) { return self.region->size(); },
+          "Mapped bytes, as asked for.")
+      .def_prop_ro(
+          "address",
+          [](const Mapping& self) { return reinterpret_cast<uintptr_t>(open_region(self).data()); },
+          "Address of byte 0 in this process, for drivers that register memory.")
+      .def_prop_ro(
+          "writable", [](const Mapping& self) { return self.region->writable(); },
+          "Whether stores are allowed.")
+      .def_prop_ro(
+          "closed", [](const Mapping& self) { return !self.region->open(); },
+          "Whether close() has begun, or this is a forked child.")
+      .def("close", close_mapping, kCloseDoc)
+      .def("smaps_page_kb", smaps_page_kb, kPageDoc);
   bind_bytes(mapping);
   bind_words(mapping);
 }

@@ -15,7 +15,8 @@
 namespace kvd {
 namespace {
 
-constexpr const char* kCopyDoc = R"(Copy byte ranges from one mapping into another; return the bytes moved.
+constexpr const char* kCopyDoc =
+    R"(Copy byte ranges from one mapping into another; return the bytes moved.
 
 N spans; spans: [N, 3] native u64, C-contiguous, rows of (dst_offset, src_offset, nbytes): an
 array('Q'), a numpy uint64 array, or bytes of 24 * N. Offsets are bytes from the start of each
@@ -58,23 +59,25 @@ bool holds_u64_or_bytes(const Py_buffer& view) {
   return kinds.find(format[0]) != std::string_view::npos;
 }
 
-std::vector<Span> read_spans(nb::handle source) {
-  const Bytes bytes(source, "spans");
-  if (!holds_u64_or_bytes(bytes.view())) {
-    const std::string format = bytes.view().format == nullptr ? "B" : bytes.view().format;
+void require_triples(const Bytes& spans) {
+  if (!holds_u64_or_bytes(spans.view())) {
+    const std::string format = spans.view().format == nullptr ? "B" : spans.view().format;
     throw nb::type_error(("spans must be native u64 triples or bytes, not format '" + format +
                           "': use array('Q') or numpy uint64")
                              .c_str());
   }
-  if (bytes.size() % sizeof(Span) != 0) {
-    throw std::invalid_argument("spans has " + std::to_string(bytes.size()) +
+  if (spans.size() % sizeof(Span) != 0) {
+    throw std::invalid_argument("spans has " + std::to_string(spans.size()) +
                                 " bytes, which is not a multiple of 24: give (dst_offset, "
                                 "src_offset, nbytes) as three u64 each");
   }
-  // A private copy: the caller's array may change between the check and the copy.
-  std::vector<Span> spans(bytes.size() / sizeof(Span));
-  if (!spans.empty()) std::memcpy(spans.data(), bytes.data(), bytes.size());
-  return spans;
+}
+
+// The caller's array may change between the check and the copy, and it may be misaligned.
+std::vector<Span> private_copy(const Bytes& spans) {
+  std::vector<Span> own(spans.size() / sizeof(Span));
+  if (!own.empty()) std::memcpy(own.data(), spans.data(), spans.size());
+  return own;
 }
 
 uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
@@ -83,8 +86,10 @@ uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
   const Lease dst_lease(dst.region);
   const Lease src_lease(src.region);
   dst.region->require_writable();
-  const std::vector<Span> checked = read_spans(spans);
+  const Bytes bytes(spans, "spans");
+  require_triples(bytes);
   const nb::gil_scoped_release unlocked;
+  const std::vector<Span> checked = private_copy(bytes);
   const uint64_t total = check_spans(*dst.region, *src.region, checked);
   copy(dst.region->data(), src.region->data(), checked);
   return total;

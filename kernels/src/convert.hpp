@@ -15,6 +15,12 @@ namespace nb = nanobind;
 // What Python calls Mapping: the object owns nothing but a share of the region.
 struct Mapping {
   std::shared_ptr<Region> region;
+
+  // Unmapping many small pages takes long, and nobody else can reach the object any more.
+  ~Mapping() {
+    const nb::gil_scoped_release unlocked;
+    region.reset();
+  }
 };
 
 struct Range {

@@ -40,7 +40,8 @@ struct Kernel {
   bool runs;
 };
 
-// AMD family 19h (Zen 4; Zen 3 has no AVX-512) splits 512-bit stores in two: AVX2 is 3 to 5 % faster.
+// AMD family 19h (Zen 4; Zen 3 has no AVX-512) splits 512-bit stores in two: AVX2 is 3 to 5 %
+// faster there.
 bool splits_wide_stores() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amdfam19h") != 0;

@@ -107,7 +107,13 @@ WaitResult Gate::check(uint64_t slot, int64_t after_epoch) const noexcept {
   return {Outcome::kNone, epoch};
 }
 
+void Gate::require_own_process() const {
+  if (page_->same_process()) return;
+  throw std::invalid_argument("the waiter belongs to the parent process: make one here");
+}
+
 WaitResult Gate::poll_word(uint64_t slot, int64_t after_epoch) {
+  require_own_process();
   const Visit visit(*this);
   // The page may be unmapped once close() ended.
   if (closing_.load()) return {Outcome::kHangup, -1};
@@ -166,7 +172,8 @@ bool Gate::lead(std::unique_lock<std::mutex>& lock, int64_t deadline_ns) {
   led_ = true;
   lock.unlock();
   // Only RDHUP is asked of the connection: data waiting on it belongs to somebody else.
-  pollfd fds[] = {{event_.get(), POLLIN, 0}, {hangup_.get(), POLLRDHUP, 0}, {stop_.get(), POLLIN, 0}};
+  pollfd fds[] = {
+      {event_.get(), POLLIN, 0}, {hangup_.get(), POLLRDHUP, 0}, {stop_.get(), POLLIN, 0}};
   const timespec left = to_timespec(std::max<int64_t>(0, deadline_ns - monotonic_ns()));
   const int ready = ppoll(fds, 3, deadline_ns == kForever ? nullptr : &left, nullptr);
   const bool interrupted = ready < 0;
@@ -204,6 +211,7 @@ GateCounts Gate::counts() const noexcept {
 }
 
 bool Gate::hung_up() {
+  require_own_process();
   const Visit visit(*this);
   if (hung_up_.load() || closing_.load()) return true;
   pollfd fd{hangup_.get(), POLLRDHUP, 0};

@@ -67,7 +67,7 @@ class Gate {
 
   uint64_t slots() const noexcept { return slots_; }
 
-  // Outcome of the word as it is now, kNone to go on waiting. Never blocks.
+  // Outcome of the word as it is now, kNone to go on waiting. Never blocks. Call it before wait().
   WaitResult poll_word(uint64_t slot, int64_t after_epoch);
   // Sleeps until the word allows it, the deadline, a hangup, or a signal (kInterrupted).
   WaitResult wait(uint64_t slot, int64_t after_epoch, int64_t deadline_ns, int64_t spin_until_ns);
@@ -79,6 +79,7 @@ class Gate {
 
  private:
   class Visit;
+  void require_own_process() const;  // std::invalid_argument in a forked child
   WaitResult check(uint64_t slot, int64_t after_epoch) const noexcept;
   WaitResult spin(uint64_t slot, int64_t after_epoch, int64_t until_ns) noexcept;
   WaitResult sleep(uint64_t slot, int64_t after_epoch, int64_t deadline_ns);

@@ -13,7 +13,8 @@ namespace {
 // The value of anything with __index__; `fits` is false, and the value the nearest, beyond 64 bits.
 int64_t index_of(nb::handle value, const char* field, bool& fits) {
   if (PyIndex_Check(value.ptr()) == 0) {
-    PyErr_Format(PyExc_TypeError, "%s must be an int, not %s", field, Py_TYPE(value.ptr())->tp_name);
+    PyErr_Format(PyExc_TypeError, "%s must be an int, not %s", field,
+                 Py_TYPE(value.ptr())->tp_name);
     throw nb::python_error();
   }
   const nb::object exact = nb::steal(PyNumber_Index(value.ptr()));
@@ -74,7 +75,8 @@ void translate(const std::exception_ptr& error, void*) {
   } catch (const OsError& failed) {
     const nb::object value =
         nb::steal(PyObject_CallFunction(PyExc_OSError, "is", failed.code(), failed.what()));
-    if (value.is_valid()) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
+    // OSError(errno, text) makes the subclass that fits the errno.
+    if (value.is_valid()) PyErr_SetObject(value.type().ptr(), value.ptr());
   } catch (const StillViewed& viewed) {
     PyErr_SetString(PyExc_BufferError, viewed.what());
   }
@@ -85,6 +87,8 @@ void translate(const std::exception_ptr& error, void*) {
 
 NB_MODULE(_host, module) {
   module.doc() = "Native part of kvd_kernels.host; import that instead.";
+  // Objects that live until the interpreter ends are no leak worth a line on a daemon's stderr.
+  nanobind::set_leak_warnings(false);
   nanobind::register_exception_translator(kvd::translate);
   kvd::bind_mapping(module);
   kvd::bind_ops(module);

@@ -40,7 +40,7 @@ constexpr uint64_t kStep = uint64_t{64} << 20;  // bounds the time one system ca
   const char* remedy =
       forbidden ? "allow process_vm_readv in the sandbox, or run Linux 5.14 or later"
                 : "free memory or huge pages, and check that the file was not truncated";
-  // The kernel says EFAULT for a fault that would be SIGBUS: no memory left, or past the file's end.
+  // EFAULT stands for a fault that would be SIGBUS: no memory left, or past the end of the file.
   throw OsError(code == EFAULT ? ENOMEM : code,
                 std::string("cannot make the mapping resident after ") + std::to_string(done) +
                     " bytes (" + std::strerror(code) + "): " + remedy);

@@ -36,7 +36,8 @@ uint64_t file_page(int fd) {
 }  // namespace
 
 ForkMark::ForkMark() {
-  void* page = mmap(nullptr, base_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* page =
+      mmap(nullptr, base_page(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw OsError(errno, "cannot map the fork mark" + reason(errno));
   if (madvise(page, base_page(), MADV_WIPEONFORK) != 0) {
     const int code = errno;

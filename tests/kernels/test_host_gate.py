@@ -1,4 +1,4 @@
-"""GateWaiter: refusals, what counts as free, sleeping and waking, hangup, and lost wakes."""
+"""GateWaiter: refusals, what counts as free, sleeping and waking, hangup."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import fcntl
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -30,67 +26,16 @@ from kvd_kernels.host import (
     WORD_HELD,
     WORD_QUARANTINED,
     GateWaiter,
-    Mapping,
     gate_word,
     split_word,
 )
 
-F_SEAL_FUTURE_WRITE = 0x0010
+if TYPE_CHECKING:
+    from tests.kernels.conftest import Gate
+
 SECOND_NS = 1_000_000_000
 LONG_NS = 60 * SECOND_NS  # never reached: a wait of this length that ends was woken
 SLOTS = 63
-
-
-@dataclass
-class Gate:
-    """Both ends of a gate page: what kvd holds (writer, events, peer) and what a member holds."""
-
-    writer: Mapping
-    page: Mapping
-    page_fd: int
-    event_fd: int
-    peer: socket.socket
-    connection: socket.socket
-    waiter: GateWaiter
-
-    def put(self, slot: int, epoch: int, state: int) -> None:
-        """Store a word without an event."""
-        offset = GATE_HEADER_BYTES + slot * GATE_LINE_BYTES
-        self.writer.store_u64(offset, gate_word(epoch, state))
-
-    def release(self, slot: int, epoch: int) -> None:
-        """Store a free word, then signal."""
-        self.put(slot, epoch, WORD_FREE)
-        os.eventfd_write(self.event_fd, 1)
-
-
-@pytest.fixture
-def make_gate() -> Iterator[Callable[[], Gate]]:
-    with ExitStack() as stack:
-
-        def make() -> Gate:
-            size = GATE_HEADER_BYTES + SLOTS * GATE_LINE_BYTES
-            fd = os.memfd_create("gate", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-            stack.callback(os.close, fd)
-            os.ftruncate(fd, size)
-            writer = Mapping(fd, size, writable=True)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
-            page = Mapping(fd, size, writable=False)
-            event_fd = os.eventfd(0, os.EFD_CLOEXEC)
-            stack.callback(os.close, event_fd)
-            peer, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stack.enter_context(peer)
-            stack.enter_context(connection)
-            waiter = GateWaiter(page, event_fd, connection.fileno())
-            stack.callback(waiter.close)
-            return Gate(writer, page, fd, event_fd, peer, connection, waiter)
-
-        yield make
-
-
-@pytest.fixture
-def gate(make_gate: Callable[[], Gate]) -> Gate:
-    return make_gate()
 
 
 # ppoll and futex on x86-64 and aarch64. Waiting for the interpreter lock is a futex, too; a test
@@ -432,110 +377,3 @@ def test_close_lets_go_of_page_and_connection(gate: Gate) -> None:
     gate.page.close()
     gate.connection.close()
     assert gate.peer.recv(1) == b""
-
-
-# --- lost wakes -----------------------------------------------------------------------------------
-
-
-def ping_pong(gate: Gate, other: Gate, rounds: int, spin_ns: int) -> None:
-    """Two threads take turns; each waits for the other's word, and nothing repeats a lost wake."""
-    failures: list[object] = []
-
-    def echo() -> None:
-        for epoch in range(1, rounds + 1):
-            got = gate.waiter.wait_free(0, epoch - 1, LONG_NS, spin_ns=spin_ns)
-            if got != ("free", epoch):
-                failures.append(got)
-                return
-            other.release(0, epoch)
-
-    thread = threading.Thread(target=echo)
-    thread.start()
-    for epoch in range(1, rounds + 1):
-        gate.release(0, epoch)
-        got = other.waiter.wait_free(0, epoch - 1, LONG_NS, spin_ns=spin_ns)
-        if got != ("free", epoch):
-            failures.append(got)
-            break
-    gate.waiter.close()
-    thread.join(30)
-    assert not failures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "spin_ns"), [(50_000, 0), (50_000, 50_000)])
-def test_no_wake_is_lost_between_two_threads(
-    make_gate: Callable[[], Gate], rounds: int, spin_ns: int
-) -> None:
-    ping_pong(make_gate(), make_gate(), rounds, spin_ns)
-
-
-@pytest.mark.slow
-def test_no_wake_is_lost_among_many_sleepers(make_gate: Callable[[], Gate]) -> None:
-    """Six threads share a waiter; each acknowledges its wake before its next one is sent."""
-    gate, other = make_gate(), make_gate()
-    threads, rounds = 6, 1500
-    failures: list[object] = []
-
-    def serve(slot: int) -> None:
-        for epoch in range(1, rounds + 1):
-            got = gate.waiter.wait_free(slot, epoch - 1, LONG_NS, spin_ns=slot * 5_000)
-            if got != ("free", epoch):
-                failures.append((slot, got))
-            other.release(slot, epoch)
-
-    workers = [threading.Thread(target=serve, args=(slot,)) for slot in range(threads)]
-    for worker in workers:
-        worker.start()
-    for epoch in range(1, rounds + 1):
-        for slot in range(threads):
-            gate.release((slot * 5 + epoch) % threads, epoch)
-        for slot in range(threads):
-            assert other.waiter.wait_free(slot, epoch - 1, LONG_NS, spin_ns=0) == ("free", epoch)
-    for worker in workers:
-        worker.join(30)
-    assert not failures
-
-
-# --- across processes -----------------------------------------------------------------------------
-
-_MEMBER_SCRIPT = """
-import sys
-from kvd_kernels.host import GateWaiter, Mapping
-page_fd, event_fd, hangup_fd, size, rounds = map(int, sys.argv[1:])
-try:
-    Mapping(page_fd, size, writable=True)
-except PermissionError:
-    pass
-else:
-    raise SystemExit("the seal did not hold")
-waiter = GateWaiter(Mapping(page_fd, size, writable=False), event_fd, hangup_fd)
-for epoch in range(1, rounds + 1):
-    got = waiter.wait_free(7, epoch - 1, 60 * 10**9, spin_ns=0)
-    if got != ("free", epoch):
-        raise SystemExit(f"round {epoch}: {got}")
-    print(epoch, flush=True)
-print(*waiter.wait_free(7, rounds, 60 * 10**9), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_member_process_sees_words_through_its_read_only_page(gate: Gate) -> None:
-    rounds = 200
-    fds = (gate.page_fd, gate.event_fd, gate.connection.fileno())
-    arguments = [*fds, gate.page.size, rounds]
-    gate.waiter.close()  # the eventfd has one consumer
-    with subprocess.Popen(
-        [sys.executable, "-c", _MEMBER_SCRIPT, *map(str, arguments)],
-        pass_fds=fds,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as member:
-        gate.connection.close()
-        assert member.stdout is not None
-        for epoch in range(1, rounds + 1):
-            gate.release(7, epoch)
-            assert member.stdout.readline() == f"{epoch}\n"
-        gate.peer.close()
-        assert member.stdout.readline() == f"hangup {rounds}\n"
-    assert member.returncode == 0

@@ -1,4 +1,4 @@
-"""Mapping: refusals first, then views, words, residency and the end of a mapping."""
+"""Mapping: refusals first, then words, views and residency."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
-import re
-import subprocess
 import sys
-import threading
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -326,11 +322,8 @@ def test_the_page_size_is_the_kernels(make_region: MakeRegion) -> None:
     assert make_region(SIZE).smaps_page_kb() == PAGE // 1024
 
 
-def test_huge_pages_map_whole_and_say_so(make_memfd: MakeMemfd) -> None:
-    free = re.search(r"HugePages_Free:\s+(\d+)", Path("/proc/meminfo").read_text())
-    if free is None or int(free[1]) < 2:
-        pytest.skip("2 free huge pages are missing: sysctl -w vm.nr_hugepages=2")
-    size = 4 * MIB
+def test_huge_pages_map_whole_and_say_so(make_memfd: MakeMemfd, huge_page_bytes: int) -> None:
+    size = 2 * huge_page_bytes
     fd = make_memfd(size, os.MFD_HUGETLB | os.MFD_HUGE_2MB)
     region = Mapping(fd, size - 100, writable=True)
     assert region.smaps_page_kb() == 2048
@@ -342,81 +335,3 @@ def test_huge_pages_map_whole_and_say_so(make_memfd: MakeMemfd) -> None:
     region.close()
     maps = Path("/proc/self/maps").read_text()
     assert f"{address:x}-" not in maps
-
-
-# --- the end of a mapping -------------------------------------------------------------------------
-
-
-def start_copy(dst: Mapping, src: Mapping) -> threading.Thread:
-    """Start a copy of all of src in a thread; return once its first bytes have landed."""
-    spans = array("Q", [0, 0, src.size])
-    thread = threading.Thread(target=copy_spans, args=(dst, src, spans))
-    thread.start()
-    while thread.is_alive() and not dst.load_u64(0):
-        pass
-    return thread
-
-
-@pytest.mark.slow
-def test_close_waits_for_a_copy_in_flight(make_memfd: MakeMemfd, make_region: MakeRegion) -> None:
-    size = 128 * MIB
-    src = make_region(size)
-    src.write_bytes(0, b"\1" * size)
-    for _ in range(20):
-        fd = make_memfd(size)
-        dst, witness = Mapping(fd, size, writable=True), Mapping(fd, size, writable=False)
-        witness.populate(0, size)
-        thread = start_copy(dst, src)
-        in_flight = witness.load_u64(size - 8) == 0
-        dst.close()
-        assert dst.closed
-        assert witness.load_u64(size - 8) != 0
-        thread.join()
-        if in_flight:
-            return
-    pytest.fail("no copy of 128 MiB was ever caught in flight")
-
-
-@pytest.mark.slow
-def test_other_threads_run_during_a_copy(make_region: MakeRegion) -> None:
-    size = 256 * MIB
-    src, dst = make_region(size), make_region(size)
-    src.write_bytes(0, b"\1" * size)
-    dst.populate(0, size)
-    thread = start_copy(dst, src)
-    steps = 0
-    while not dst.load_u64(size - 8) and thread.is_alive():
-        steps += 1
-    thread.join()
-    # With the interpreter lock held, this thread would see nothing between start and end.
-    assert steps > 100
-
-
-_FORK_SCRIPT = """
-import os
-from kvd_kernels.host import Mapping
-fd = os.memfd_create("fork")
-os.ftruncate(fd, 4096)
-region = Mapping(fd, 4096, writable=True)
-view = region.view()
-child = os.fork()
-if child == 0:
-    try:
-        region.load_u64(0)
-    except ValueError as refused:
-        ok = "parent process" in str(refused) and region.closed
-        region.close()
-        del view, region
-        os._exit(0 if ok else 2)
-    os._exit(1)
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-region.store_u64(0, 5)
-assert region.load_u64(0) == 5 and not region.closed
-raise SystemExit(status)
-"""
-
-
-@pytest.mark.slow
-def test_a_forked_child_is_refused_and_harms_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", _FORK_SCRIPT], check=False, timeout=60)
-    assert done.returncode == 0
