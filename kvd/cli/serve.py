@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 
@@ -36,8 +35,6 @@ def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
     _set_oom_score(loaded.config.server.oom_score_adj)
     logs = Logs(loaded.config.server.log_level, loaded.config.server.log_format)
     node = Node(loaded, logs)
-    # What start-up made lives for good: the collector need never look at it again.
-    gc.freeze()
 
     async def main() -> None:
         await Daemon(node, runtime).run()

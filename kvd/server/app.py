@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ import zmq
 
 from kvd.core.errors import KvdError, LocalError
 from kvd.server.attach_socket import AttachSocket
+from kvd.server.collector import Collector
 from kvd.server.consumer_links import ConsumerLinks
 from kvd.server.ipc import EngineSocket
 from kvd.server.live_view import LiveView
-from kvd.server.loop_meter import LoopMeter
 from kvd.server.node import TICK_SECONDS, Node
 from kvd.server.producer_links import ProducerLinks
 from kvd.server.sd_notify import notify
@@ -40,9 +41,10 @@ class Daemon:
         self._node = node
         self._runtime = runtime
         self._use_kernel_pidfd = use_kernel_pidfd
-        self._meter = LoopMeter()
+        self._meter = node.meter
         self._view = LiveView(node, self._meter)
         self._stop = asyncio.Event()
+        self._collector = Collector()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._attach: AttachSocket | None = None
         self._engines: EngineSocket | None = None
@@ -134,6 +136,9 @@ class Daemon:
         late = asyncio.get_running_loop().time() - self._due
         self._meter.lagged(int(late * 1e9))
         self._node.tick()
+        before = time.thread_time_ns()
+        self._collector.tick(self._node.counters["frames_received"])
+        self._meter.add("collector", time.thread_time_ns() - before)
         self._schedule_tick()
 
     # Stop -------------------------------------------------------------------------------------
@@ -162,4 +167,5 @@ class Daemon:
             self._context.term()
         if self._admin is not None:
             await self._admin.stop()
+        self._collector.close()
         node.logs.info("stopped")

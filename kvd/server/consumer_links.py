@@ -120,7 +120,7 @@ class ConsumerLinks:
             socket.close(linger=0)
             raise LocalError("port_taken", port=port, detail=str(error)) from error
         pumps: list[ZmqPump] = []
-        pump = ZmqPump(socket, lambda parts: self._received(pumps[0], parts))
+        pump = ZmqPump(socket, lambda parts: self._received(pumps[0], parts), self._node.meter)
         pumps.append(pump)
         self._ports[port] = pump
         pump.start()

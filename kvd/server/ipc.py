@@ -44,7 +44,7 @@ class EngineSocket:
         # connection is cut before memory is taken.
         socket.setsockopt(zmq.MAXMSGSIZE, 4 * limit)
         socket.bind(f"ipc://{path}")
-        self._pump = ZmqPump(socket, self._received)
+        self._pump = ZmqPump(socket, self._received, node.meter)
         self._operations: Final[dict[type, Callable[[MemberSession, int, Any], None]]] = {
             msg.Events: self._events,
             msg.Lookup: self._lookup,

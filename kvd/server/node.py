@@ -23,6 +23,7 @@ from kvd.core.ids import MemberRef, kvd_executor
 from kvd.core.machine import Machine
 from kvd.core.state import Limits, Settings, State
 from kvd.server.logs import Logs
+from kvd.server.loop_meter import LoopMeter
 from kvd.server.memory_keeper import MemoryKeeper
 from kvd.server.replies import ReplyBook
 from kvd.server.sessions import MemberSession, SessionTable
@@ -83,6 +84,7 @@ class Node:
         self.sessions = SessionTable()
         self.replies = ReplyBook()
         self.counters: Counter[str] = Counter()
+        self.meter = LoopMeter()
         self.logs = logs
         self._steps = TransitionLog(logs)
         self.is_ready = False
@@ -146,7 +148,9 @@ class Node:
 
     def tick(self) -> None:
         """Look at deadlines."""
+        before = time.thread_time_ns()
         self.apply(ev.Tick())
+        self.meter.add("tick", time.thread_time_ns() - before)
 
     # Effects ----------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class ProducerLinks:
             self._node.counters["peer_addresses_bad"] += 1
             return None
         nonce = secrets.token_bytes(16)
-        pump = ZmqPump(socket, lambda parts: self._received(address, parts))
+        pump = ZmqPump(socket, lambda parts: self._received(address, parts), self._node.meter)
         link = ProducerLink(address, pump, nonce)
         self._links[address] = link
         pump.start()

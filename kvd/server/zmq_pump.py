@@ -8,10 +8,13 @@ the next turn of the loop, so that no callback runs long.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
 import zmq
+
+from kvd.server.loop_meter import LoopMeter
 
 FRAMES_PER_TURN: Final = 32
 """Messages taken in one callback; at some 100 us for a large batch that is about 3 ms."""
@@ -20,13 +23,19 @@ FRAMES_PER_TURN: Final = 32
 class ZmqPump:
     """Feeds every message of one socket to a handler."""
 
-    def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[list[bytes]], None]) -> None:
-        """The socket belongs to the pump from now on."""
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        handler: Callable[[list[bytes]], None],
+        meter: LoopMeter,
+    ) -> None:
+        """The socket belongs to the pump from now on; `meter` learns what its callbacks cost."""
         fd = socket.getsockopt(zmq.FD)
         assert isinstance(fd, int)
         self._fd = fd
         self._socket = socket
         self._handler = handler
+        self._meter = meter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
         self.dropped = 0
@@ -49,16 +58,23 @@ class ZmqPump:
     def _drain(self) -> None:
         if self._loop is None:
             return
+        before = time.thread_time_ns()
+        if self._take():
+            self._look_again()
+        self._meter.add("frames", time.thread_time_ns() - before)
+
+    def _take(self) -> bool:
+        """Handle what is there; returns whether there may be more."""
         socket, handler = self._socket, self._handler
         for _ in range(FRAMES_PER_TURN):
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             handler(parts)
             if self._loop is None:
-                return
-        self._look_again()
+                return False
+        return True
 
     def send(self, parts: list[bytes]) -> bool:
         """Send without waiting. Returns whether it could be sent; if not it is dropped, counted.
