@@ -11,6 +11,9 @@
   made exactly the commit's token count valid, and no save into it is open.
 * Pins and open saves are kept by name. While one exists the block is neither evicted nor
   reserved again nor freed (R11): abort, eviction of its owner and poison only mark it.
+* A span is saved by one party at a time, and by nobody while it is loaded or read.
+* A block has *lives*: one more with every reserve. Who remembers a block without a pin on it
+  remembers its life too.
 * Its owner may go before its saves have ended. A committed block then waits for them until
   `orphan_deadline`; an uncommitted one is poisoned.
 
@@ -20,51 +23,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
+from kvd.core.block_types import BlockKey, BlockShape, BlockState, Changes, CommitStatus
 from kvd.core.errors import LocalError
 from kvd.core.evict import EvictionPolicy
-from kvd.core.ids import Pin, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
 from kvd.core.prefix import BlockIndex
 
-
-class BlockState(IntEnum):
-    """State of a block; the values are those of the block headers."""
-
-    RESET = 0
-    FILLING = 1
-    READY = 2
-    POISONED = 3
-
-
-class CommitStatus(IntEnum):
-    """What a commit achieved."""
-
-    PENDING = 0
-    READY = 1
-    DUPLICATE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """How blocks of the pool divide: spans are (layer, shard)."""
-
-    block_tokens: int
-    num_layers: int
-    num_shards: int = 1
-
-    @property
-    def num_spans(self) -> int:
-        """Spans that must be saved before a block is ready."""
-        return self.num_layers * self.num_shards
-
-    def span(self, layer: int, shard: int) -> int:
-        """Index of a span."""
-        return layer * self.num_shards + shard
-
-
-BlockKey = tuple[int, bytes]
-"""(namespace, 32-byte hash)"""
+__all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus", "Fill"]
 
 
 @dataclass(slots=True)
@@ -94,16 +60,6 @@ class Fill:
         self.want = 0
 
 
-@dataclass(slots=True)
-class Changes:
-    """What a call did that the world outside the table must learn."""
-
-    ready: list[int] = field(default_factory=list)
-    freed: list[int] = field(default_factory=list)
-    evicted: list[int] = field(default_factory=list)
-    poisoned: list[int] = field(default_factory=list)
-
-
 class BlockTable:
     """States, pins, spans and keys of all blocks of one pool."""
 
@@ -121,7 +77,10 @@ class BlockTable:
         self.fills: dict[int, Fill] = {}
         self.keys: dict[int, tuple[BlockKey, int]] = {}
         self.pins: dict[int, set[Pin]] = {}
+        self.lives = [0] * total
         self.span_readers: dict[tuple[int, int], set[ReadId]] = {}
+        self.span_loads: dict[tuple[int, int], set[LoadId]] = {}
+        self.load_blocks: dict[LoadId, tuple[int, tuple[int, ...]]] = {}
         self.save_blocks: dict[SaveId, tuple[int, tuple[int, ...]]] = {}
         self.changes = Changes()
 
@@ -207,6 +166,7 @@ class BlockTable:
         spans = self.shape.num_spans
         for block in taken:
             self._set(block, BlockState.FILLING)
+            self.lives[block] += 1
             self.fills[block] = Fill(owner, [0] * spans)
             self.pins[block] = {owner}
         return taken
@@ -289,8 +249,11 @@ class BlockTable:
                 limit=self.shape.block_tokens,
                 key="block_tokens",
             )
-        if self.shape.span(layer, shard) in fill.open:
+        span = self.shape.span(layer, shard)
+        if span in fill.open:
             raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+        if (block, span) in self.span_loads:
+            raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
         if (block, layer) in self.span_readers:
             raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
 
@@ -325,6 +288,8 @@ class BlockTable:
             elif fill.want:
                 self._try_ready(block, fill)
 
+    # Loads and reads ---------------------------------------------------------------------------
+
     def check_load(
         self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int
     ) -> None:
@@ -349,6 +314,37 @@ class BlockTable:
             have = fill.tokens[span]
         if have < tokens:
             raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
+
+    def begin_load(self, load: LoadId, layer: int, shard: int, blocks: tuple[int, ...]) -> None:
+        """A checked load starts: its blocks are kept, its spans not rewritten, until it ends."""
+        span = self.shape.span(layer, shard)
+        for block in blocks:
+            self.pin(block, load)
+            self.span_loads.setdefault((block, span), set()).add(load)
+        self.load_blocks[load] = (span, blocks)
+
+    def end_load(self, load: LoadId) -> None:
+        """A load ended; one that is not known is no error."""
+        span, blocks = self.load_blocks.pop(load, (0, ()))
+        for block in blocks:
+            loads = self.span_loads.get((block, span))
+            if loads is not None:
+                loads.discard(load)
+                if not loads:
+                    del self.span_loads[block, span]
+            self.unpin(block, load)
+
+    def holds_rows(self, block: int, life: int, layer: int, shard: int, tokens: int) -> bool:
+        """Whether this life of a block still goes on and `tokens` tokens of the span are valid."""
+        if self.lives[block] != life:
+            return False
+        if self.state[block] == BlockState.READY:
+            return self.keys[block][1] >= tokens
+        span = self.shape.span(layer, shard)
+        fill = self.fills.get(block)
+        if fill is None or self.state[block] != BlockState.FILLING or span in fill.open:
+            return False
+        return fill.tokens[span] >= tokens
 
     # Inside -----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvd.core import outgoing
+from kvd.core import arming, outgoing
 from kvd.core import slot_events as se
 from kvd.core.effects import Effect, StoreGate
 from kvd.core.errors import LocalError
@@ -41,18 +41,20 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
                 table.check_save(member.ref.engine, block, event.layer, member.shard, tokens)
     if event.reads:
         m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
-        outgoing.check_reads(m, event)
+        arming.check_reads(m, member, event)
 
 
 def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
     tenancy.layer = event.layer
     for save in event.saves:
+        table = pool_of(m)
         tenancy.saves[save.saver] = save
-        pool_of(m).begin_save(
+        tenancy.targets.update((block, table.lives[block]) for block in save.blocks)
+        table.begin_save(
             SaveId(event.ref, save.saver), event.layer, member.shard, save.blocks, save.tokens
         )
     for spec in event.reads:
-        outgoing.arm(m, member, event.ref, event.layer, spec)
+        arming.arm(m, member, event.ref, event.layer, spec)
 
 
 def check_counts(member: Member, event: se.SaveEnded) -> None:
@@ -79,8 +81,8 @@ def poison_targets(m: State, tenancy: Tenancy | None, now: int, cause: object) -
     """Whatever was copied out of the tenancy, and is still private, must not become readable."""
     if tenancy is None or m.pool is None:
         return
-    for save in tenancy.saves.values():
-        for block in save.blocks:
+    for block, life in tenancy.targets.items():
+        if m.pool.blocks.lives[block] == life:
             poison_block(m, block, now, cause)
 
 
@@ -105,14 +107,15 @@ def quarantine(
         return
     table = m.pool.blocks
     engine = m.engines[member.ref.engine]
-    for save in tenancy.saves.values():
-        for block in save.blocks:
-            fill = table.fills.get(block)
-            if fill is not None:
-                request = engine.requests.get(fill.owner.request)
-                if request is not None:
-                    request.ended = f"slot {ref.slot} is quarantined"
-            poison_block(m, block, now, effect)
+    for block, life in tenancy.targets.items():
+        if table.lives[block] != life:
+            continue
+        fill = table.fills.get(block)
+        if fill is not None:
+            request = engine.requests.get(fill.owner.request)
+            if request is not None:
+                request.ended = f"slot {ref.slot} is quarantined"
+        poison_block(m, block, now, effect)
 
 
 # Loads -------------------------------------------------------------------------------------------
@@ -139,15 +142,13 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
             left = max(0, left - size)
 
 
-def begin_loads(m: State, tenancy: Tenancy, event: se.Acquired) -> None:
+def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) -> None:
     tenancy.layer = event.layer
     if not event.loads:
         return
-    table = pool_of(m)
     blocks = tuple(block for load in event.loads for block in load.blocks)
     tenancy.load_blocks = blocks
-    for block in blocks:
-        table.pin(block, LoadId(event.ref))
+    pool_of(m).begin_load(LoadId(event.ref), event.layer, member.shard, blocks)
 
 
 def check_loads_ended(member: Member, event: se.Computed) -> None:
@@ -161,8 +162,7 @@ def end_load(m: State, member: Member, ref: SlotRef) -> None:
     tenancy = member.held.get(ref.slot)
     if tenancy is None or member.slots[ref.slot].ref != ref or m.pool is None:
         return
-    for block in tenancy.load_blocks:
-        m.pool.blocks.unpin(block, LoadId(ref))
+    m.pool.blocks.end_load(LoadId(ref))
     tenancy.load_blocks = ()
 
 

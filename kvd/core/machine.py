@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from kvd.core import arming, incoming, members, outgoing, pool_ops, regions, slot_ops
 from kvd.core import events as ev
-from kvd.core import incoming, members, outgoing, pool_ops, regions, slot_ops
 from kvd.core import slot_events as se
 from kvd.core.effects import Effect, Refuse
 from kvd.core.errors import KvdError, LocalError
@@ -67,7 +67,7 @@ def _ticked(m: State, _: ev.Tick, now: int, out: list[Effect]) -> None:
     if now >= m.next_sweep:
         m.next_sweep = now + SWEEP_INTERVAL
         pool_ops.expire(m, now, out)
-        outgoing.forget_ended(m, m.settings.keep_ended)
+        arming.forget_ended(m, m.settings.keep_ended)
     pool_ops.flush(m, out)
     members.sweep_leaving(m, out)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvd.core import copies, outgoing, slot_ops
+from kvd.core import arming, copies, outgoing, slot_ops
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -166,7 +166,7 @@ def _announce(m: State, member: Member, said: ev.SlotAnnounced, now: int) -> Non
     m.count("slots_taken_over")
     for spec in said.reads:
         # The blocks that it named belong to the pool of the kvd that is gone.
-        outgoing.arm(m, member, ref, spec.read.layer, replace(spec, pool_blocks=()))
+        arming.arm(m, member, ref, spec.read.layer, replace(spec, pool_blocks=()))
 
 
 # Death --------------------------------------------------------------------------------------------

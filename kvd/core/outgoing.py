@@ -7,14 +7,12 @@ hold of the same kind that is kept here and pins the span. Doubt, truth and fenc
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
-from kvd.core.blocks import BlockState
+from kvd.core.arming import by_rows, is_in_pool
 from kvd.core.effects import Effect, Refuse, Reply, SendGrant, SendOffer, SendQuery, SendRevoke
-from kvd.core.errors import LocalError, PeerError
+from kvd.core.errors import PeerError
 from kvd.core.holds import (
     Ask,
     Doubt,
@@ -31,54 +29,15 @@ from kvd.core.holds import (
     still_running,
 )
 from kvd.core.ids import ReadId, SlotRef
-from kvd.core.state import Member, OutRead, OutTransfer, State
+from kvd.core.state import OutRead, OutTransfer, State
 from kvd.core.transfer_types import Offer, Source, SourceKind
 
-# Arming ----------------------------------------------------------------------------------------
-
-
-def check_reads(m: State, event: se.Written) -> None:
-    """Whether a tenancy's reads can be armed: names new, room for their transfers.
-
-    Raises: LocalError(limit_reached | frame_malformed).
-    """
-    fresh = {s.read.transfer for s in event.reads if s.read.transfer not in m.outgoing}
-    m.settings.limits.check("transfers", len(m.outgoing) + len(fresh), "transfers")
-    named: set[ReadId] = set()
-    for spec in event.reads:
-        read = spec.read
-        if read.attempt or read.layer != event.layer or spec.end <= read.start or read in named:
-            raise LocalError("frame_malformed", detail=f"read {read} does not fit its layer")
-        if _by_rows(m, read) is not None:
-            raise LocalError("frame_malformed", detail=f"read {read} is open already")
-        named.add(read)
-
-
-def without_failed(m: State, event: se.Written) -> se.Written:
-    """The event without reads of transfers that have failed: those end, and no others."""
-    dead = {name for name, transfer in m.outgoing.items() if transfer.failed}
-    if not any(spec.read.transfer in dead for spec in event.reads):
-        return event
-    m.count("reads_of_failed_transfers")
-    return replace(
-        event, reads=tuple(spec for spec in event.reads if spec.read.transfer not in dead)
-    )
-
-
-def arm(m: State, member: Member, ref: SlotRef, layer: int, spec: se.ReadSpec) -> None:
-    """Remember what an offer must say; its hold is on the slot already."""
-    name = spec.read.transfer
-    transfer = m.outgoing.get(name)
-    if transfer is None:
-        transfer = m.outgoing[name] = OutTransfer(name, member.ref.engine, spec.peer)
-    key = (spec.read.layer, spec.read.start)
-    transfer.open[key] = OutRead(spec, spec.read, ref, layer, member.shard)
-    transfer.tokens = max(transfer.tokens, spec.end)
+# Offers ------------------------------------------------------------------------------------------
 
 
 def offer(m: State, read: ReadId, out: list[Effect]) -> None:
     """Offer a read, from the slot or from the pool, whichever holds it now."""
-    found = _by_rows(m, read)
+    found = by_rows(m, read)
     if found is not None:
         found.read = read
         out.append(SendOffer(found.spec.peer, Offer(read, found.spec.end, _source(found))))
@@ -96,16 +55,11 @@ def grant(m: State, read: ReadId, executor: str, claim: int, out: list[Effect]) 
 
 def redirect(m: State, read: ReadId, now: int, out: list[Effect]) -> None:
     """The slot's hold was lifted in this step: pin the pool span and offer that."""
-    found = _by_rows(m, read)
+    found = by_rows(m, read)
     assert found is not None, "a redirected hold without its read"
     blocks = found.spec.pool_blocks
     table = m.pool.blocks if m.pool is not None else None
-    good = table is not None and bool(blocks)
-    if table is not None:
-        good = good and all(
-            table.state[block] in (BlockState.FILLING, BlockState.READY) for block in blocks
-        )
-    if table is None or not good:
+    if table is None or not blocks or not is_in_pool(table, found):
         failed(m, read, "not_in_pool", now, out)
         return
     for block in blocks:
@@ -334,22 +288,9 @@ def outcome(transfer: OutTransfer, reply: int) -> Effect:
     return Reply(reply, res.TransferOver(transfer.tokens))
 
 
-def forget_ended(m: State, keep: int) -> None:
-    """Bound the books: the oldest transfers without open reads go first."""
-    over = [name for name, t in m.outgoing.items() if not t.open]
-    for name in over[: max(0, len(over) - keep)]:
-        del m.outgoing[name]
-
-
-def _by_rows(m: State, read: ReadId) -> OutRead | None:
-    """The open read of these rows, whatever its present attempt."""
-    transfer = m.outgoing.get(read.transfer)
-    return transfer.open.get((read.layer, read.start)) if transfer is not None else None
-
-
 def _find(m: State, read: ReadId) -> OutRead | None:
     """The open read of exactly this name."""
-    found = _by_rows(m, read)
+    found = by_rows(m, read)
     return found if found is not None and found.read == read else None
 
 

@@ -8,7 +8,7 @@ lifts the hold.
 
 from __future__ import annotations
 
-from kvd.core import copies, outgoing
+from kvd.core import arming, copies, outgoing
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -78,7 +78,7 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
         m.story.record(now, (event.ref,), event, error.code)
         return error.code
     if type(event) is se.Written:
-        event = outgoing.without_failed(m, event)
+        event = arming.without_failed(m, event)
     elif type(event) is se.LoadEnded:
         copies.end_load(m, member, event.ref)
         if event.ok:
@@ -183,7 +183,7 @@ def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Eff
         copies.arm(m, member, tenancy, event)
     elif type(event) is se.Acquired and after is not before:
         assert tenancy is not None
-        copies.begin_loads(m, tenancy, event)
+        copies.begin_loads(m, member, tenancy, event)
     m.story.record(now, (event.ref,), event, effects or after.holds)
     why = ""
     for effect in effects:

@@ -68,10 +68,14 @@ class Settings:
 
 @dataclass(slots=True)
 class Tenancy:
-    """What the machine knows about the occupant of one held slot beyond its holds."""
+    """What the machine knows about the occupant of one held slot beyond its holds.
+
+    targets: blocks that its saves write or wrote, and which life of each.
+    """
 
     layer: int = -1
     saves: dict[str, SaveSpec] = field(default_factory=dict)
+    targets: dict[int, int] = field(default_factory=dict)
     load_blocks: tuple[int, ...] = ()
 
 
@@ -140,6 +144,7 @@ class Pool:
 class OutRead:
     """A read that this kvd's engines offer: what an offer must say.
 
+    lives: of its pool blocks when it was armed; nothing pins them before the redirect.
     hold: set once the read was redirected to the pool; while it is None the hold is the slot's.
     """
 
@@ -148,6 +153,7 @@ class OutRead:
     ref: SlotRef
     layer: int
     shard: int
+    lives: tuple[int, ...] = ()
     hold: Hold | None = None
     poisoned: bool = False
 
