@@ -45,6 +45,7 @@ class Daemon:
         self._view = LiveView(node, self._meter)
         self._stop = asyncio.Event()
         self._collector = Collector()
+        self._meter.relief = self._collector.young
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._attach: AttachSocket | None = None
         self._engines: EngineSocket | None = None

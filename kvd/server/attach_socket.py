@@ -57,7 +57,8 @@ class AttachSocket:
 
     def start(self) -> None:
         """Accept."""
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        accept = self._node.meter.timed("attach", self._accept)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), accept)
 
     def close(self) -> None:
         """Accept nobody any more, and drop every connection."""
@@ -92,7 +93,8 @@ class AttachSocket:
             self._drop_pending(next(iter(self._pending)))
         fd = connection.fileno()
         self._pending[fd] = connection
-        asyncio.get_running_loop().add_reader(fd, self._readable, connection)
+        readable = self._node.meter.timed("attach", self._readable)
+        asyncio.get_running_loop().add_reader(fd, readable, connection)
 
     def _is_allowed(self, uid: int) -> bool:
         return uid in (0, os.getuid()) or uid in self._node.config.server.allowed_uids
@@ -323,7 +325,8 @@ class AttachSocket:
         fd = connection.fileno()
         self._pending.pop(fd, None)
         self._sessions[fd] = session
-        asyncio.get_running_loop().add_reader(session.pidfd, self._died, session)
+        died = self._node.meter.timed("death", self._died)
+        asyncio.get_running_loop().add_reader(session.pidfd, died, session)
 
     def _ended(self, connection: socket.socket) -> None:
         """A connection closed: the death of its process, unless that is seen to live."""

@@ -23,9 +23,11 @@ class LoopMeter:
         self.callbacks = 0
         self.cpu_ns = 0
         self.cpu_ns_max = 0
-        self.slowest = ""
+        self.cpu_ns_max_of: dict[str, int] = {}
         self.lag_ns_max = 0
         self.lag_ns_last = 0
+        self.relief: Callable[[], None] | None = None
+        """Called after every measured callback, and not measured with it."""
 
     def timed(self, name: str, callback: Callable[P, R]) -> Callable[P, R]:
         """The same callback, measured."""
@@ -43,8 +45,11 @@ class LoopMeter:
         """One callback has run."""
         self.callbacks += 1
         self.cpu_ns += cpu_ns
-        if cpu_ns > self.cpu_ns_max:
-            self.cpu_ns_max, self.slowest = cpu_ns, name
+        self.cpu_ns_max = max(self.cpu_ns_max, cpu_ns)
+        if cpu_ns > self.cpu_ns_max_of.get(name, 0):
+            self.cpu_ns_max_of[name] = cpu_ns
+        if self.relief is not None:
+            self.relief()
 
     def lagged(self, lag_ns: int) -> None:
         """A timer fired so much later than it was due."""
@@ -53,11 +58,16 @@ class LoopMeter:
 
     def reset_max(self) -> None:
         """Forget the extremes (start-up is over)."""
-        self.cpu_ns_max, self.lag_ns_max, self.slowest = 0, 0, ""
+        self.cpu_ns_max, self.lag_ns_max = 0, 0
+        self.cpu_ns_max_of.clear()
 
     def figures(self) -> dict[str, float]:
         """Everything, seconds and bytes."""
-        return {
+        longest = {
+            f"loop_{name}_cpu_seconds_max": cpu_ns / 1e9
+            for name, cpu_ns in self.cpu_ns_max_of.items()
+        }
+        return longest | {
             "loop_callbacks": float(self.callbacks),
             "loop_cpu_seconds": self.cpu_ns / 1e9,
             "loop_callback_cpu_seconds_max": self.cpu_ns_max / 1e9,

@@ -34,6 +34,7 @@ class MemoryKeeper:
         self._stopping = threading.Event()
         self._data: MemfdRegion | None = None
         self._meta_region: MemfdRegion | None = None
+        self._fresh_meta: MemfdRegion | None = None
         self._meta: MetaTable | None = None
         self._regions: dict[str, MemfdRegion] = {}
         self._snapshots: dict[str, RegionSnapshot] = {}
@@ -49,6 +50,16 @@ class MemoryKeeper:
         self._data = make_region(
             "pool", pool.size, pool.huge_pages, pool.headroom, survives=SURVIVES
         )
+        self._fresh_meta = self._make_meta()
+
+    def _make_meta(self) -> MemfdRegion:
+        """Headers for the most blocks there can be; pages come as they are written."""
+        return make_region(
+            "pool-meta", meta_bytes(self._most_blocks()), "off", 0, survives=SURVIVES
+        )
+
+    def _most_blocks(self) -> int:
+        return min(self._config.pool.block_count_max, self._config.pool.size // 64 + 1)
 
     @property
     def pool(self) -> MemfdRegion | None:
@@ -93,15 +104,16 @@ class MemoryKeeper:
     # Headers ----------------------------------------------------------------------------------
 
     def format_pool(self, effect: FormatPool) -> None:
-        """New headers for a new layout: fresh memory, so nothing has to be zeroed."""
+        """Headers for a new layout: memory that was never written, so nothing is zeroed here."""
         old = self._meta_region
         assert self._data is not None
-        region = make_region("pool-meta", meta_bytes(effect.total), "off", 0, survives=SURVIVES)
+        region = self._fresh_meta or self._make_meta()
+        self._fresh_meta = None
         block = Superblock(effect.stride, effect.total, self._data.size, effect.digest)
         self._meta = MetaTable.format(region.mapping, block, fresh=True)
         self._meta_region = region
         if old is not None:
-            old.close()
+            self._worker.submit(old.close)
 
     def mark_filling(self, blocks: tuple[int, ...]) -> None:
         """Record that blocks are being filled."""
@@ -191,10 +203,11 @@ class MemoryKeeper:
         """Give everything back; waits for what the worker is doing."""
         self._stopping.set()
         self._worker.shutdown(wait=True)
-        for region in [self._data, self._meta_region, *self._regions.values()]:
+        owned = [self._data, self._meta_region, self._fresh_meta, *self._regions.values()]
+        for region in owned:
             if region is not None:
                 region.close()
-        self._data = self._meta_region = self._meta = None
+        self._data = self._meta_region = self._fresh_meta = self._meta = None
         self._regions.clear()
 
 
