@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from engine_shim.client import KvdRefused, SlotQuarantined, Ticket
+from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.layer_rows import SAVER, LayerRows, SlotContents
-from engine_shim.slot_client import SlotClient
+from engine_shim.slot_client import SlotClient, pool_of
 from engine_shim.steps import LayerState, Step, StepFailed, as_step_failure
 from kvd.plan.ring import RingPlan
 from kvd.plan.runs import CopySpans
@@ -102,15 +102,17 @@ class Loader:
     def _load(self, step: Step, layer: int, slot: int) -> None:
         state = step.layers[layer]
         items, spans = self._plan(step, layer, slot)
-        state.tenancy = self._client.acquire(slot, layer, items, step.seconds_left())
+        state.tenancy = self._client.slots.acquire(
+            slot, layer, items, step.seconds_left(), boot_id=step.boot_id
+        )
         self._contents.occupy(slot, layer)
         if not items:
             state.loaded.set()
             state.acquired.set()
             return
         try:
-            pool = self._client.pool
-            if state.tenancy.generation != self._client.generation:
+            pool = pool_of(self._client, state.tenancy)
+            if pool is None:
                 raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
             self._stream.copy(self._memory, pool, spans)
             state.load_event = self._device.event()
@@ -144,21 +146,16 @@ class Loader:
         assert state.tenancy is not None
         # A client that cannot tell is without kvd: the announcement will say it.
         with suppress(KvdRefused):
-            self._client.load_ended(state.tenancy, ok)
+            self._client.slots.load_ended(state.tenancy, ok)
         state.loaded.set()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveTask:
-    """One layer to be saved.
-
-    ticket:  of its announcement.
-    written: the device event behind the write of its rows.
-    """
+    """One layer to be saved; `written`: the device event behind the write of its rows."""
 
     step: Step
     layer: int
-    ticket: Ticket
     written: Event
 
 
@@ -195,9 +192,6 @@ class Saver:
     def _run(self, task: SaveTask) -> None:
         state = task.step.layers[task.layer]
         try:
-            code = task.ticket.wait(task.step.seconds_left())
-            if code:
-                raise KvdRefused(code, layer=task.layer)
             self._copy(task, state)
         except (KvdRefused, DeviceError) as error:
             task.step.fail(as_step_failure(error))
@@ -208,8 +202,9 @@ class Saver:
         spans = CopySpans()
         for request in task.step.requests:
             self._rows.add_save(spans, task.layer, state.tenancy.slot, request)
-        pool = self._client.pool
-        if state.tenancy.generation != self._client.generation:
+        self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
+        pool = pool_of(self._client, state.tenancy)
+        if pool is None:
             raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
         self._stream.wait(task.written)
         self._stream.copy(pool, self._memory, spans)
@@ -226,5 +221,5 @@ class Saver:
     def _tell(self, state: LayerState, *, ok: bool) -> None:
         assert state.tenancy is not None
         with suppress(KvdRefused):
-            self._client.save_ended(state.tenancy, SAVER, ok)
+            self._client.slots.save_ended(state.tenancy, SAVER, ok)
         state.saved.set()

@@ -107,16 +107,19 @@ class PrefillPipeline:
             len(self._ring.spares),
         )
 
-    def begin_step(self, requests: Sequence[StepRequest], deadline_s: float) -> None:
+    def begin_step(
+        self, requests: Sequence[StepRequest], deadline_s: float, boot_id: bytes | None = None
+    ) -> None:
         """Start a step: its loads begin now.
 
+        Args: boot_id: life of kvd that the pool blocks are of, None for the present one.
         Raises: RuntimeError when the last step was neither ended nor aborted.
         """
         if self._step is not None:
             raise RuntimeError("the last step has not ended")
         self._device.bind_thread()
         end = time.monotonic_ns() + int(deadline_s * 1e9)
-        self._step = Step(tuple(requests), self._ring.num_layers, end)
+        self._step = Step(tuple(requests), self._ring.num_layers, end, boot_id)
         self._loader.start(self._step, self._ring)
 
     def before_write(self, layer: int) -> int:
@@ -153,12 +156,12 @@ class PrefillPipeline:
         saves = self._rows.save_items(step.requests) if gives else []
         reads = self._rows.read_items(step.requests) if gives else []
         try:
-            ticket = self._client.written(state.tenancy, layer, saves, reads)
+            self._client.slots.written(state.tenancy, layer, saves, reads, step.seconds_left())
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_written = True
         if saves:
-            self._saver.start(SaveTask(step, layer, ticket, event))
+            self._saver.start(SaveTask(step, layer, event))
         else:
             state.saved.set()
 
@@ -171,7 +174,7 @@ class PrefillPipeline:
         state = step.layers[layer]
         assert state.tenancy is not None
         try:
-            self._client.computed(state.tenancy, True)
+            self._client.slots.computed(state.tenancy, True)
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_computed = True
@@ -206,7 +209,7 @@ class PrefillPipeline:
                 self._contents.void(state.tenancy.slot)
                 # A slot that cannot be let go by word is freed by the re-attach, or by our death.
                 with suppress(KvdRefused):
-                    self._client.computed(state.tenancy, state.is_written)
+                    self._client.slots.computed(state.tenancy, state.is_written)
 
     def forget(self, request: str) -> None:
         """The request has ended: what slots hold of it is void."""

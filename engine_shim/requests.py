@@ -22,13 +22,15 @@ class BlockClient(Protocol):
     def generation(self) -> int:
         """Rises when kvd lost its pool."""
 
-    def lookup(self, request: str, hashes: bytes) -> list[int]:
+    def lookup(self, request: str, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix hit, pinned for the request."""
 
     def reserve(self, request: str, count: int) -> list[int]:
         """Private blocks; all or nothing."""
 
-    def commit(self, blocks: Sequence[int], hashes: bytes, tokens: Sequence[int]) -> list[str]:
+    def commit(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[int]
+    ) -> list[str]:
         """Keys for blocks; a code for each."""
 
     def unpin(self, request: str) -> None:
@@ -74,7 +76,7 @@ class RequestPool:
         """
         generation = self._client.generation
         usable = tuple(hashes[: max(0, (num_tokens - 1) // self._size)])
-        found = self._client.lookup(request, b"".join(usable)) if usable else []
+        found = self._client.lookup(request, usable) if usable else []
         pooled = PooledRequest(request, tuple(hashes), generation, list(found))
         pooled.hit_tokens = len(found) * self._size
         pooled.committed = len(found)
@@ -101,7 +103,7 @@ class RequestPool:
         if not fresh:
             return 0
         blocks = [pooled.blocks[at] for at in fresh]
-        keys = b"".join(pooled.hashes[at] for at in fresh)
+        keys = [pooled.hashes[at] for at in fresh]
         codes = self._client.commit(blocks, keys, [self._size] * len(blocks))
         for block, code in zip(blocks, codes, strict=False):
             # Another engine stored the same tokens first: its copy serves as well as ours.

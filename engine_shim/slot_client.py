@@ -10,19 +10,17 @@ from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
 from kvd_kernels.host import Mapping
 
 
-class SlotClient(Protocol):
-    """A member's view of its slots. Methods that post do not wait for kvd; their tickets do."""
-
-    @property
-    def generation(self) -> int:
-        """Rises when kvd lost its pool: blocks of an earlier generation are void."""
-
-    @property
-    def pool(self) -> Mapping:
-        """The pool's data."""
+class Desk(Protocol):
+    """A member's slots. What reports something never waits for kvd; its ticket does."""
 
     def acquire(
-        self, slot: int, layer: int, loads: Sequence[LoadItem], deadline_s: float
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
     ) -> Tenancy:
         """Wait at the gate and begin a tenancy; with loads, their blocks are pinned then.
 
@@ -36,13 +34,41 @@ class SlotClient(Protocol):
         self,
         tenancy: Tenancy,
         layer: int,
-        saves: Sequence[SaveItem],
-        reads: Sequence[ReadItem],
+        saves: Sequence[SaveItem] = (),
+        reads: Sequence[ReadItem] = (),
+        deadline_s: float | None = None,
     ) -> Ticket:
         """Its rows are final: all saves and reads are armed."""
 
-    def computed(self, tenancy: Tenancy, ok: bool) -> Ticket:
+    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention has ended."""
 
-    def save_ended(self, tenancy: Tenancy, saver: str, ok: bool) -> Ticket:
+    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
+        """Wait until kvd keeps both ends of this save for us; then its copy may start."""
+
+    def save_ended(
+        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+    ) -> Ticket:
         """A save has ended."""
+
+
+class SlotClient(Protocol):
+    """A client with slots and a pool."""
+
+    @property
+    def slots(self) -> Desk:
+        """The member's slots."""
+
+    @property
+    def generation(self) -> int:
+        """Rises when kvd lost its pool: blocks of an earlier generation are void."""
+
+    @property
+    def pool(self) -> Mapping | None:
+        """The pool's data."""
+
+
+def pool_of(client: SlotClient, tenancy: Tenancy) -> Mapping | None:
+    """The pool that a tenancy's blocks lie in, None when a later kvd has another."""
+    pool = client.pool
+    return pool if client.generation == tenancy.generation else None

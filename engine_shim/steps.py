@@ -88,9 +88,16 @@ class LayerState:
 class Step:
     """A running step; shared by the compute thread and the copy threads."""
 
-    def __init__(self, requests: tuple[StepRequest, ...], num_layers: int, end: int) -> None:
-        """end: deadline, ns of the monotonic clock."""
+    def __init__(
+        self,
+        requests: tuple[StepRequest, ...],
+        num_layers: int,
+        end: int,
+        boot_id: bytes | None = None,
+    ) -> None:
+        """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks."""
         self.requests = requests
+        self.boot_id = boot_id
         self.end = end
         self.layers = [LayerState() for _ in range(num_layers)]
         self._lock = threading.Condition()
