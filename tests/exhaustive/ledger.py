@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvd.core import slot_events as ev
-from kvd.core.holds import HoldKind, Phase, Truth
+from kvd.core.holds import Doubt, HoldKind, Phase, Truth
 from kvd.core.ids import Owner, ReadId, SlotRef
 from kvd.core.slot import Rules, Slot
 
@@ -37,6 +37,13 @@ class Doubted:
     questions: int = 0
     fence_asked: bool = False
     given_up: bool = False
+
+    @property
+    def level(self) -> Doubt:
+        """The word for it."""
+        if self.given_up:
+            return Doubt.QUARANTINED
+        return Doubt.FENCING if self.fence_asked else Doubt.SUSPECT
 
 
 class Ledger:
@@ -88,6 +95,11 @@ class Ledger:
     def saves_done(self) -> bool:
         """Whether the tenancy was saved, in full and well."""
         return bool(self.saves) and all(self.saves.values())
+
+    @property
+    def memory(self) -> tuple[bool, ...]:
+        """What the books know of the past that the holds do not show."""
+        return self.written, self.bad, False in self.saves.values(), True in self.saves.values()
 
     def is_due(self, event: ev.SlotEvent) -> bool:
         """Whether the event means something now; else it must change nothing and say why."""
@@ -142,13 +154,17 @@ class Ledger:
         """Where a real slot differs from the books."""
         held: dict[Party, str] = {}
         offered: set[ReadId] = set()
+        found: list[str] = []
         for hold in slot.holds:
             party = Party(hold.kind, hold.owner)
             if hold.phase is Phase.OFFERED and isinstance(hold.owner, ReadId):
                 offered.add(hold.owner)
             else:
                 held[party] = hold.executor
-        found: list[str] = []
+            doubt = self.doubted.get(party)
+            wanted = Doubt.NONE if doubt is None else doubt.level
+            if hold.doubt is not wanted:
+                found.append(f"{party.owner} is {hold.doubt.name}, wanted {wanted.name}")
         if len(held) + len(offered) != len(slot.holds):
             found.append("two holds have one name")
         if held != self.touching:

@@ -69,7 +69,7 @@ def walk(
     mark = rewound if by_name else fingerprint
     result = Walk()
     todo: list[tuple[Slot, Ledger]] = list(starts(world))
-    seen: set[object] = {mark(slot) for slot, _ in todo}
+    seen: set[object] = {(mark(slot), ledger.memory) for slot, ledger in todo}
     sayings = list(said_of(world, HERE))
     others = list(foreign_refs(HERE).items())[: 1 if world.is_large else None]
     foreign = [(event, why) for ref, why in others for event in said_of(world, ref)]
@@ -77,7 +77,7 @@ def walk(
         slot, ledger = todo.pop()
         result.states.append(slot)
         for after, books in _from(slot, ledger, sayings, world.rules, result, seen_edge):
-            key = mark(after)
+            key = (mark(after), books.memory)
             if key not in seen and _in_doubt(after) <= world.doubts_max:
                 seen.add(key)
                 todo.append((rewound(after), books))

@@ -17,7 +17,8 @@ from tests.exhaustive.space import Edge, Walk, walk
 QUICK = (
     World(0, 1, questions=2),
     World(1, 0, attempts=2, questions=2),
-    World(1, 1),
+    World(1, 1, doubts_max=1),
+    World(1, 2, doubts_max=0),
     World(2, 1, doubts_max=0),
 )
 """Small enough to be tried on many versions of the code."""

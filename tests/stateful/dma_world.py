@@ -51,6 +51,7 @@ class DmaWorld:
         self.past: list[Letter] = []
         self.claim_no = 0
         self.releases: set[SlotRef] = set()
+        self.promised: set[tuple[SlotRef, ReadId]] = set()
         self.outcomes: dict[tuple[SlotRef, ReadId], str] = {}
 
     # The engine ------------------------------------------------------------------------------
@@ -130,10 +131,12 @@ class DmaWorld:
         self.send("kvd", ev.ReadEnded(*key, reader.name, ok))
 
     def reader_dies(self, reader: Reader) -> None:
-        """A reading kvd is gone, its copies with it; the news may come late."""
+        """A reading kvd is gone, its copies with it, and another life of it takes its place."""
         reader.alive = False
         reader.copies.clear()
         reader.claims.clear()
+        again = Reader(f"{reader.name}'")
+        self.readers[again.name] = again
 
     def report_death(self, reader: Reader) -> None:
         """It is proven that a reading kvd is gone."""
@@ -175,6 +178,7 @@ class DmaWorld:
         refused = any(isinstance(effect, ev.Ignore) for effect in effects)
         if isinstance(event, ev.Written) and not refused:
             self.announced[event.ref] = {save.saver for save in event.saves}
+            self.promised |= {(event.ref, spec.read) for spec in event.reads}
         elif isinstance(event, ev.Poisoned) and not refused:
             self.bad.add(event.ref)
         for effect in effects:
@@ -189,8 +193,9 @@ class DmaWorld:
                 self.releases.add(ref)
                 self.gate[ref.slot] = ref.epoch + 1
             case ev.OfferRead():
-                for name in self.readers:
-                    self.send(name, effect)
+                for reader in self.readers.values():
+                    if reader.alive:
+                        self.send(reader.name, effect)
             case ev.GrantRead(_, _, executor):
                 self.send(executor, effect)
             case ev.AskTruth(_, _, _, executor) | ev.AskFence(_, _, _, executor):
@@ -342,6 +347,10 @@ class DmaWorld:
     def _check_unchanged(self, copy: Copy) -> None:
         if self.memory[copy.ref.slot] != copy.saw:
             raise Corruption(f"{copy.owner} of {copy.ref} saw its rows change while it copied")
+
+    def forgotten(self) -> list[tuple[SlotRef, ReadId]]:
+        """Reads that were announced and have neither arrived nor failed nor been redirected."""
+        return sorted(self.promised - self.outcomes.keys())
 
     def check(self) -> None:
         """Everybody who touches a slot has a hold on it, and free slots are published as such."""

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.exhaustive.depth import depth
 
-NO_SHRINKING = "KVD_TEST_NO_SHRINKING"
+ONLY_WHETHER = "KVD_TEST_ONLY_WHETHER"
 """Set to 1 where only whether a machine fails is of interest, not the shortest story."""
 
 
@@ -18,7 +18,7 @@ def machine_settings(examples: int, steps: int) -> settings:
     A deeper run draws new examples each time; the normal one is derandomised.
     """
     times = depth()
-    shrinking = () if os.environ.get(NO_SHRINKING) == "1" else (Phase.shrink,)
+    shrinking = () if os.environ.get(ONLY_WHETHER) == "1" else (Phase.shrink,)
     return settings(
         max_examples=examples * times,
         stateful_step_count=steps,

@@ -1,0 +1,108 @@
+"""Ways to break the block table and the order of eviction."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.patches import Mutant
+
+BLOCKS = "kvd.core.blocks"
+EVICT = "kvd.core.evict"
+
+MUTANTS: Final = (
+    Mutant(
+        "a span end of an earlier chunk counts",
+        BLOCKS,
+        "all(have == want for have in self.tokens)",
+        "all(have > 0 for have in self.tokens)",
+        ("block machine",),
+    ),
+    Mutant(
+        "a commit is visible before all spans are saved",
+        BLOCKS,
+        "all(have == want for have in self.tokens)",
+        "any(have == want for have in self.tokens)",
+        ("block machine",),
+    ),
+    Mutant(
+        "a look-up returns filling blocks",
+        BLOCKS,
+        "        return want > 0 and not self.open and all(have == want for have in self.tokens)\n",
+        "        return want > 0\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "a commit of the same text elsewhere leaves an earlier commit standing",
+        BLOCKS,
+        "        self.key = None\n        self.want = 0\n",
+        "        assert self.want >= 0\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "pins are counted, not named",
+        BLOCKS,
+        "        if pins is None or pin not in pins:\n"
+        "            return\n"
+        "        pins.discard(pin)\n",
+        "        if pins is None:\n            return\n        pins.pop()\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "abort frees a block while a save into it is open",
+        BLOCKS,
+        "        if fill is not None and fill.open:\n            return\n",
+        "",
+        ("block machine",),
+    ),
+    Mutant(
+        "a pinned block may be evicted",
+        BLOCKS,
+        "            self.pins[block] = {pin}\n            self.policy.withdraw(block)\n",
+        "            self.pins[block] = {pin}\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "a span is rewritten while it is read",
+        BLOCKS,
+        "        if (block, layer) in self.span_readers:\n",
+        "        if block < 0:\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "a poisoned block is still found",
+        BLOCKS,
+        "            self.index.remove(namespace, block_hash)\n"
+        "            self.policy.withdraw(block)\n",
+        "            self.policy.withdraw(block)\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "a failed save leaves its block good",
+        BLOCKS,
+        "            if not ok:\n                self.poison(block)\n",
+        "",
+        ("block machine",),
+    ),
+    Mutant(
+        "a block without an owner waits for its saves for ever",
+        BLOCKS,
+        "            if self.state[block] == BlockState.FILLING:\n"
+        "                self.poison(block)\n",
+        "            self.fills[block].orphan_deadline = now + 1\n",
+        ("block machine",),
+    ),
+    Mutant(
+        "the block used last is evicted first",
+        EVICT,
+        "        return next(iter(self._order), None)\n",
+        "        return next(reversed(self._order), None)\n",
+        ("block machine", "eviction"),
+    ),
+    Mutant(
+        "using a block again does not make it younger",
+        EVICT,
+        "        self._order.pop(block, None)\n        self._order[block] = None\n",
+        "        self._order[block] = None\n",
+        ("eviction",),
+    ),
+)

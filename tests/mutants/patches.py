@@ -1,0 +1,100 @@
+"""A mutant: a named edit of one module's source, and the suites that must fail on it.
+
+Production code knows nothing of mutants. The edit is made in memory, when the module is imported
+in a process of its own (`child.py`); what it replaces must occur exactly once in the source, so a
+mutant whose code has changed is noticed at once.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Final
+
+SUITES: Final = MappingProxyType(
+    {
+        "laws": ("tests/exhaustive/test_slot_space.py", "-k", "breaks_a_law"),
+        "liveness": ("tests/exhaustive/test_slot_space.py", "-k", "lost_questions"),
+        "scripts": ("tests/golden/test_golden.py", "-k", "test_script and not one_outcome"),
+        "slot machine": ("tests/stateful/test_release_machine.py",),
+        "block machine": ("tests/stateful/test_block_machine.py",),
+        "eviction": ("tests/stateful/test_evict_machine.py",),
+    }
+)
+"""Fast suites by name: what pytest is told to run."""
+
+
+class PatchError(Exception):
+    """A mutant does not fit the code any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One known-bad version of a module.
+
+    name:      what is wrong with it.
+    module:    dotted name of the module.
+    old, new:  text that occurs once in its source, and what stands there instead.
+    caught_by: names of `SUITES`, each of which must fail.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    caught_by: tuple[str, ...]
+
+    def apply(self, source: str) -> str:
+        """The bad source.
+
+        Raises: PatchError when `old` is not there exactly once, or nothing would change.
+        """
+        found = source.count(self.old)
+        if found != 1:
+            raise PatchError(
+                f"mutant {self.name!r}: its text occurs {found} times in {self.module}; "
+                "bring it up to date with the code"
+            )
+        if self.old == self.new:
+            raise PatchError(f"mutant {self.name!r} changes nothing")
+        return source.replace(self.old, self.new)
+
+
+def source_path(module: str) -> Path:
+    """Where the source of a module is, without importing it.
+
+    Raises: PatchError when there is no such module.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise PatchError(f"there is no module {module}")
+    return Path(spec.origin)
+
+
+class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module with a mutant's source; first in `sys.meta_path`."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.module = mutant.module
+        self.path = source_path(mutant.module)
+        self.source = mutant.apply(self.path.read_text(encoding="utf-8"))
+        self.was_used = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if fullname != self.module:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=str(self.path))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the bad source as the module."""
+        self.was_used = True
+        module.__file__ = str(self.path)
+        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
