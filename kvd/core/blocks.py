@@ -12,8 +12,7 @@
 * Pins and open saves are kept by name. While one exists the block is neither evicted nor
   reserved again nor freed (R11): abort, eviction of its owner and poison only mark it.
 * A span is saved by one party at a time, and by nobody while it is loaded or read.
-* A block has *lives*: one more with every reserve. Who remembers a block without a pin on it
-  remembers its life too.
+* Every reserve begins a new *life* of a block; who remembers one without a pin remembers that too.
 * Its owner may go before its saves have ended. A committed block then waits for them until
   `orphan_deadline`; an uncommitted one is poisoned.
 
@@ -171,15 +170,18 @@ class BlockTable:
             self.pins[block] = {owner}
         return taken
 
-    def commit(self, engine: str, block: int, key: BlockKey, tokens: int) -> CommitStatus:
+    def commit(
+        self, engine: str, block: int, key: BlockKey, tokens: int, request: str = ""
+    ) -> CommitStatus:
         """Give a filling block its key. It is ready once all its spans are.
 
+        request: whose it must be, '' for any request of the engine.
         Raises: LocalError(block_not_reserved | block_poisoned).
         """
         held = self.keys.get(block)
         if held is not None and held == (key, tokens):
             return CommitStatus.READY
-        fill = self.own_fill(engine, block)
+        fill = self.own_fill(engine, block, request)
         if self.index.get(*key) is not None:
             fill.lose_key()
             return CommitStatus.DUPLICATE
@@ -187,14 +189,15 @@ class BlockTable:
         fill.want = tokens
         return self._try_ready(block, fill)
 
-    def own_fill(self, engine: str, block: int) -> Fill:
-        """The filling block `block`, if `engine` reserved it.
+    def own_fill(self, engine: str, block: int, request: str = "") -> Fill:
+        """The filling block `block`, if `engine` reserved it, for `request` if that is named.
 
         Raises: LocalError(block_not_reserved | block_poisoned).
         """
         fill = self.fills.get(block) if 0 <= block < self.total else None
-        if fill is None or fill.owner.engine != engine:
-            raise LocalError("block_not_reserved", block=block, request="?", engine=engine)
+        if fill is None or fill.owner.engine != engine or request not in ("", fill.owner.request):
+            name = request or "?"
+            raise LocalError("block_not_reserved", block=block, request=name, engine=engine)
         if self.state[block] == BlockState.POISONED:
             raise LocalError("block_poisoned", block=block, detail="a save into it failed")
         return fill
@@ -235,12 +238,14 @@ class BlockTable:
 
     # Saves ------------------------------------------------------------------------------------
 
-    def check_save(self, engine: str, block: int, layer: int, shard: int, tokens: int) -> None:
-        """Whether a save into this span may start.
+    def check_save(
+        self, engine: str, block: int, layer: int, shard: int, tokens: int, request: str = ""
+    ) -> None:
+        """Whether a save into this span may start; `request` as in `commit`.
 
         Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
         """
-        fill = self.own_fill(engine, block)
+        fill = self.own_fill(engine, block, request)
         if not 0 < tokens <= self.shape.block_tokens:
             raise LocalError(
                 "limit_reached",
@@ -287,8 +292,6 @@ class BlockTable:
                 self._free_if_dead(block)
             elif fill.want:
                 self._try_ready(block, fill)
-
-    # Loads and reads ---------------------------------------------------------------------------
 
     def check_load(
         self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int
@@ -342,9 +345,9 @@ class BlockTable:
             return self.keys[block][1] >= tokens
         span = self.shape.span(layer, shard)
         fill = self.fills.get(block)
-        if fill is None or self.state[block] != BlockState.FILLING or span in fill.open:
+        if fill is None or self.state[block] != BlockState.FILLING:
             return False
-        return fill.tokens[span] >= tokens
+        return span not in fill.open and fill.tokens[span] >= tokens
 
     # Inside -----------------------------------------------------------------------------------
 

@@ -34,11 +34,13 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
             raise LocalError("layer_unmapped", layer=event.layer)
         taken: set[int] = set()
         for save in event.saves:
-            if len(save.blocks) != len(save.tokens) or taken.intersection(save.blocks):
+            names = save.requests or ("",) * len(save.blocks)
+            counted = len(save.blocks) == len(save.tokens) == len(names)
+            if not counted or taken.intersection(save.blocks):
                 raise LocalError("frame_malformed", detail="targets of a save do not add up")
             taken.update(save.blocks)
-            for block, tokens in zip(save.blocks, save.tokens, strict=True):
-                table.check_save(member.ref.engine, block, event.layer, member.shard, tokens)
+            for block, tokens, name in zip(save.blocks, save.tokens, names, strict=True):
+                table.check_save(member.ref.engine, block, event.layer, member.shard, tokens, name)
     if event.reads:
         m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
         arming.check_reads(m, member, event)

@@ -176,11 +176,16 @@ class Reserved:
 
 @record
 class CommitItem:
-    """One block's key and token count."""
+    """One block's key and token count.
+
+    request: whose block it must still be, '' for not checked: block ids are used again, and a
+        commit that was late or sent twice must not name the next owner's block.
+    """
 
     block: int
     block_hash: bytes
     tokens: int
+    request: str = ""
 
 
 @record

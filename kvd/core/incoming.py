@@ -108,9 +108,11 @@ def grant_came(m: State, e: ev.GrantCame, now: int, out: list[Effect]) -> None:
         if known.phase == "ended":
             out.append(SendReadEnded(e.peer, known.ref, e.read, known.ok))
         return
-    if transfer.failed:
+    if transfer.is_over:
+        # Its destination may belong to somebody else by now.
         known.phase = "ended"
-        out.append(SendReadEnded(e.peer, known.ref, e.read, False))
+        known.ok = not transfer.failed
+        out.append(SendReadEnded(e.peer, known.ref, e.read, known.ok))
         return
     known.phase = "copying"
     known.source = e.source
@@ -162,7 +164,7 @@ def copy_ended(m: State, e: ev.CopyEnded, now: int, out: list[Effect]) -> None:
     if not e.ok and e.read.attempt + 1 >= m.rules.timing.read_attempts:
         fail(m, transfer, e.detail or "copy_failed", now, out)
     elif transfer.is_over:
-        _answer_waiters(m, transfer, out)
+        _close(m, transfer, out)
     free_dropped(m, out)
 
 
@@ -219,7 +221,6 @@ def dropped(m: State, e: ev.TransferDropped, now: int, out: list[Effect]) -> Non
 
     Raises: LocalError(destination_busy) while copies run; the transfer is failed all the same.
     """
-    m.member(e.ref)
     transfer = m.incoming.get(e.transfer)
     if transfer is not None and transfer.engine == e.ref.engine:
         if not transfer.is_over:
@@ -236,6 +237,11 @@ def fail(m: State, transfer: InTransfer, why: str, now: int, out: list[Effect]) 
     transfer.failed = why
     m.count("transfers_failed")
     m.story.record(now, (transfer.transfer,), "failed", why)
+    _close(m, transfer, out)
+
+
+def _close(m: State, transfer: InTransfer, out: list[Effect]) -> None:
+    """The transfer is over: no claim of it may be granted any more, and who waits is told."""
     for read in [r for r in transfer.reads.values() if r.phase == "claimed"]:
         del transfer.reads[read.read]
         out.append(SendDecline(read.peer, read.ref, read.read))
@@ -259,6 +265,13 @@ def drop_engine_transfers(m: State, engine: str, out: list[Effect]) -> None:
     for transfer in m.incoming.values():
         if transfer.engine == engine and not transfer.is_over:
             fail(m, transfer, "decode_engine_gone", 0, out)
+
+
+def drop_region_transfers(m: State, region: str, now: int, out: list[Effect]) -> None:
+    """The region is given back: what is not copying into it never will."""
+    for transfer in m.incoming.values():
+        if transfer.region == region and not transfer.is_over:
+            fail(m, transfer, "region_dropped", now, out)
 
 
 def tick(m: State, now: int, out: list[Effect]) -> None:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from kvd.core import arming, incoming, members, outgoing, pool_ops, regions, slot_ops
 from kvd.core import events as ev
+from kvd.core import results as res
 from kvd.core import slot_events as se
-from kvd.core.effects import Effect, Refuse
+from kvd.core.effects import Effect, Refuse, Reply
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.prefix import BlockIndex
 from kvd.core.slot import Rules
@@ -92,6 +93,17 @@ def _awaited(m: State, e: ev.TransferAwaited, now: int, out: list[Effect]) -> No
     m.waiters.append(Waiter(e.reply, e.ref.engine, e.transfer, e.deadline, now))
 
 
+def _dropped(m: State, e: ev.TransferDropped, now: int, out: list[Effect]) -> None:
+    """An engine gives a transfer up, on whichever side it is."""
+    m.member(e.ref)
+    going = m.outgoing.get(e.transfer)
+    if going is not None and going.engine == e.ref.engine:
+        outgoing.dropped(m, going, now, out)
+        out.append(Reply(e.reply, res.Done()))
+    else:
+        incoming.dropped(m, e, now, out)
+
+
 def _expire_waiters(m: State, now: int, out: list[Effect]) -> None:
     for waiter in [w for w in m.waiters if w.deadline <= now]:
         m.waiters.remove(waiter)
@@ -112,7 +124,10 @@ def _region_made(m: State, e: ev.RegionMade, _: int, out: list[Effect]) -> None:
     regions.made(m, e, out)
 
 
-def _region_dropped(m: State, e: ev.RegionDropped, _: int, out: list[Effect]) -> None:
+def _region_dropped(m: State, e: ev.RegionDropped, now: int, out: list[Effect]) -> None:
+    m.member(e.ref)
+    regions.owned(m, e.region, e.ref.engine)
+    incoming.drop_region_transfers(m, e.region, now, out)
     regions.dropped(m, e, out)
 
 
@@ -146,7 +161,7 @@ _HANDLERS: Final[dict[type, _Handler]] = {
     ev.FenceEnded: slot_ops.fence_ended,
     ev.TransferExpected: incoming.expected,
     ev.TransferAwaited: _awaited,
-    ev.TransferDropped: incoming.dropped,
+    ev.TransferDropped: _dropped,
     ev.OfferCame: incoming.offer_came,
     ev.GrantCame: incoming.grant_came,
     ev.RevokeCame: incoming.revoke_came,

@@ -107,6 +107,14 @@ def fail_transfer(m: State, name: str, why: str, now: int, out: list[Effect]) ->
     _answer_waiters(m, transfer, out)
 
 
+def dropped(m: State, transfer: OutTransfer, now: int, out: list[Effect]) -> None:
+    """The producing engine gives up: the reader is told at once, not by its deadline."""
+    if not transfer.failed:
+        any_read = ReadId(transfer.transfer, -1, 0, 0)
+        out.append(SendRevoke(transfer.peer, any_read, "dropped"))
+        fail_transfer(m, transfer.transfer, "dropped", now, out)
+
+
 def producer_gone(m: State, engine: str, now: int, out: list[Effect]) -> None:
     """The producing engine died: whoever still waits for rows of it is told at once."""
     for transfer in list(m.outgoing.values()):

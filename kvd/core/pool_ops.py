@@ -75,9 +75,8 @@ def committed(m: State, e: ev.Committed, now: int, out: list[Effect]) -> None:
             code = "frame_malformed"
         else:
             try:
-                status = table.commit(
-                    engine.name, item.block, (engine.namespace, item.block_hash), item.tokens
-                )
+                key = (engine.namespace, item.block_hash)
+                status = table.commit(engine.name, item.block, key, item.tokens, item.request)
                 m.count(f"commit_{status.name.lower()}")
                 code = "duplicate" if status is CommitStatus.DUPLICATE else ""
             except LocalError as error:

@@ -66,6 +66,9 @@ def made(m: State, e: ev.RegionMade, out: list[Effect]) -> None:
 def dropped(m: State, e: ev.RegionDropped, out: list[Effect]) -> None:
     """The engine gives its region back; it goes when no copy writes into it any more.
 
+    The caller has failed the transfers into it: none may be granted memory that is gone, or the
+    memory of the next region of that name.
+
     Raises: LocalError(region_unknown).
     """
     m.member(e.ref)

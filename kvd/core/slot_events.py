@@ -27,11 +27,14 @@ class SaveSpec:
     saver:  name of the SAVE hold, unique in the tenancy.
     blocks: target blocks, each reserved by the engine.
     tokens: for each block how many of its tokens are valid once the save has ended.
+    requests: for each block whose it must still be (an abort may be seen before the save is
+        announced, and block ids are used again); () for not checked.
     """
 
     saver: str
     blocks: tuple[int, ...]
     tokens: tuple[int, ...]
+    requests: tuple[str, ...] = ()
 
 
 @record
