@@ -60,7 +60,8 @@ class DeviceCode(StrEnum):
 
     COPY_FAILED = "copy_failed"
     HOST_FUNCTION_FAILED = "host_function_failed"
-    CANCELLED = "cancelled"
+    CANCELLED = "cancelled"  # it did not run; all before it have ended
+    ABANDONED = "abandoned"  # it did not run; one before it still does, what that touches is taken
     CLOSED = "closed"
     TIMEOUT = "timeout"
     QUEUE_FULL = "queue_full"
@@ -68,6 +69,18 @@ class DeviceCode(StrEnum):
     THREAD_UNBOUND = "thread_unbound"
     IN_HOST_FUNCTION = "in_host_function"
     INJECTED = "injected"
+
+
+_REFUSALS: Final = frozenset(
+    {
+        DeviceCode.CLOSED,
+        DeviceCode.TIMEOUT,
+        DeviceCode.QUEUE_FULL,
+        DeviceCode.MEMORY_SHORT,
+        DeviceCode.THREAD_UNBOUND,
+        DeviceCode.IN_HOST_FUNCTION,
+    }
+)
 
 
 class DeviceError(Exception):
@@ -87,6 +100,16 @@ class DeviceError(Exception):
         """Code and detail in one line."""
         return f"{self.code}: {self.detail}"
 
+    @property
+    def did_not_run(self) -> bool:
+        """Whether the end of its stream kept the operation from running."""
+        return self.code in (DeviceCode.CANCELLED, DeviceCode.ABANDONED)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether a call was refused, which says nothing about any operation."""
+        return self.code in _REFUSALS
+
     def again(self) -> DeviceError:
         """Return an equal error to raise, so that this one can be raised by many threads."""
         return DeviceError(self.code, self.detail)
@@ -103,7 +126,8 @@ Complete = Callable[[DeviceError | None], None]
 class DeviceStatistics:
     """Operations of a device since it was made.
 
-    submitted, completed, failed, cancelled: operations; each ends as one of the last three.
+    submitted, completed, failed, cancelled: operations; each ends as one of the last three,
+        abandoned ones as cancelled.
     host_waits: calls that may have blocked the host: `synchronize` and `Event.wait`.
     """
 
@@ -196,8 +220,8 @@ class Stream(Protocol):
     def launch_host(self, function: HostFunction) -> None:
         """Call a function on the host when all operations before it have ended.
 
-        It is called exactly once; on a stream that is closed before that, with
-        DeviceError(cancelled). If it raises, the operation fails with host_function_failed.
+        It is called exactly once; on a stream that is closed before that, with a failure (cancelled
+        or abandoned). If it raises, the operation fails with host_function_failed.
         """
 
     def record(self, event: Event) -> None:
@@ -222,7 +246,8 @@ class Stream(Protocol):
                 runs to end (drain=False).
                 drain: run what is queued; what is left at the deadline is cancelled.
         Raises: DeviceError(timeout) when an operation still runs at the end: what it touches is
-                not free. DeviceError of a failure that no mark reported.
+                not free, and those behind it end as abandoned, not as cancelled.
+                DeviceError of a failure that no mark reported.
         """
 
 
@@ -280,7 +305,7 @@ class PendingFailures:
         self._event = self._event or failure
         self._host = self._host or failure
         self._synchronize = self._synchronize or failure
-        if failure.code is not DeviceCode.CANCELLED:  # whoever closes asked for it
+        if not failure.did_not_run:  # whoever closes asked for it
             self._unseen = self._unseen or failure
 
     def take_for_event(self) -> DeviceError | None:

@@ -70,6 +70,7 @@ class CpuStream:
         self._in_hand: list[_Op] = []
         self._failures = PendingFailures()
         self._closing = self._cancelling = False
+        self._stuck: list[_Op] = []
         self._worker = self._start_worker()
 
     def copy(
@@ -160,11 +161,12 @@ class CpuStream:
             idle = idle or self._shared.wait_until(self._idle, CANCEL_GRACE_NS)
         if not idle:
             # Its thread is stuck in one operation: those behind it must not wait for ever.
+            with self._shared.changed:
+                self._stuck = self._in_hand[:1]
             self._start_worker()
             with self._shared.changed:
-                stuck = self._in_hand[:1]
                 self._shared.wait_until(
-                    lambda: not self._queue and self._in_hand == stuck, CANCEL_GRACE_NS
+                    lambda: not self._queue and self._in_hand == self._stuck, CANCEL_GRACE_NS
                 )
                 if not self._idle():
                     raise self._timeout(timeout_ns)
@@ -244,7 +246,7 @@ class CpuStream:
         with self._shared.changed:
             if failure is not None:
                 self._failures.note(failure)
-                outcome = "cancelled" if failure.code is DeviceCode.CANCELLED else "failed"
+                outcome = "cancelled" if failure.did_not_run else "failed"
             op.end()
             op.ended = True
             self._shared.count(outcome)
@@ -260,7 +262,14 @@ class CpuStream:
         return event
 
     def _cancelled(self, label: str) -> DeviceError:
-        return DeviceError(DeviceCode.CANCELLED, f"{label}: the stream was closed before it ran")
+        stuck = next((op for op in self._stuck if not op.ended), None)
+        if stuck is None:
+            return DeviceError(
+                DeviceCode.CANCELLED, f"{label}: the stream was closed before it ran"
+            )
+        return DeviceError(
+            DeviceCode.ABANDONED, f"{label}: the stream was closed while {stuck.label} runs"
+        )
 
     def _timeout(self, timeout_ns: int) -> DeviceError:
         where = self._in_hand[0].label if self._in_hand else "nothing"

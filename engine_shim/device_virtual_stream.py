@@ -230,8 +230,7 @@ class VirtualStream:
             self._cancel_waiting()
             if not self._device.run_until(self.is_idle, CANCEL_GRACE_NS, what):
                 while self._queue:
-                    op = self._queue.popleft()
-                    self._cancel(op)
+                    self._cancel(self._queue.popleft(), DeviceCode.ABANDONED)
                 raise self._timeout(timeout_ns)
         self._device.forget(self)
         failure = self._failures.take_unseen()
@@ -270,7 +269,7 @@ class VirtualStream:
         outcome = "completed"
         if failure is not None:
             self._failures.note(failure)
-            outcome = "cancelled" if failure.code is DeviceCode.CANCELLED else "failed"
+            outcome = "cancelled" if failure.did_not_run else "failed"
         op.ended = True
         op.end()
         self._device.count(outcome)
@@ -278,10 +277,8 @@ class VirtualStream:
             self._running = None
         self._device.ready.append(self)
 
-    def _cancel(self, op: _Op) -> None:
-        failure = DeviceError(
-            DeviceCode.CANCELLED, f"{op.label}: the stream was closed before it ran"
-        )
+    def _cancel(self, op: _Op, code: DeviceCode = DeviceCode.CANCELLED) -> None:
+        failure = DeviceError(code, f"{op.label}: the stream was closed before it ran")
         try:
             op.cancel(failure)
         finally:

@@ -263,8 +263,8 @@ def test_stuck_host_function_does_not_keep_others_waiting(
         with pytest.raises(DeviceError, match=r"timeout: stream save .* host function") as error:
             stream.close(0)
     assert error.value.code is DeviceCode.TIMEOUT
-    assert [failure.code for failure in calls if failure] == [DeviceCode.CANCELLED] * 5
-    with pytest.raises(DeviceError, match="cancelled"):
+    assert [failure.code for failure in calls if failure] == [DeviceCode.ABANDONED] * 5
+    with pytest.raises(DeviceError, match="abandoned: host function on stream save"):
         event.query()
     assert device.statistics().in_progress == 1, "the stuck one"
     leave.set()

@@ -276,7 +276,7 @@ def test_close_during_a_long_copy_says_that_it_still_runs() -> None:
     stream.launch_host(calls.append)
     with pytest.raises(DeviceError, match="copy of 10 bytes on stream load runs"):
         stream.close(100)
-    assert [failure.code for failure in calls if failure] == [DeviceCode.CANCELLED]
+    assert [failure.code for failure in calls if failure] == [DeviceCode.ABANDONED]
     assert device.statistics().in_progress == 1
     stream.close(20 * SECOND)
     assert device.statistics().in_progress == 0
