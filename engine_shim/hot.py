@@ -1,0 +1,389 @@
+"""Hot buffers: the rows that decode selects again and again, kept on the device.
+
+All rows of a request are in the host region. Its hot buffer holds `slots` of them in each layer;
+what a step selects beyond those is loaded. For each layer of a step, in order:
+
+    begin_step   first layer of a group: the step's own rows get slots
+    append       the layer's new rows go to the region and to their slots
+    select       first layer of a group: hits stay, misses get slots and their loads start, for all
+                 layers of the group at once; what finds no slot will go to the scratch tile
+    ready        before the rows are read: loads have ended, the scratch tile is filled
+
+A *group* is an indexer layer and the layers that follow its selection. Who is who: a request is
+named by an epoch that is given out once, so that no other request, not even one of the same name,
+ever reads its rows. A hot buffer is lent to one request at a time. It is lent again only when no
+copy into it runs any more: one with loads in flight is *parked* until they have ended.
+
+A load that fails empties the group's books, so that no row is taken for resident that is not, and
+is raised. Nothing here hides a failure: reading a row that was never written is a HoleError.
+
+One thread, bound to the device, calls all of this.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from engine_shim.device import Device, DeviceError, DeviceMemory, Event
+from engine_shim.hot_lending import BufferLender, NoHotBufferError
+from engine_shim.hot_loads import SCRATCH, RequestLoads
+from engine_shim.hot_region import RegionRows
+from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency
+from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows
+from engine_shim.hot_types import HotFigures, HotHandle, HotOptions
+from kvd.plan.layout import RegionLayout
+from kvd_kernels.host import Mapping
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "HoleError",
+    "HotBuffers",
+    "HotFigures",
+    "HotHandle",
+    "HotLayout",
+    "HotOptions",
+    "HotStatistics",
+    "NoHotBufferError",
+    "Plan",
+]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """books: for each group; [] without a buffer. steps: for each group the rows of its step."""
+
+    name: str
+    blocks: list[int]
+    written: WrittenRows
+    loads: RequestLoads = field(init=False)
+    buffer: int = ABSENT
+    books: list[Residency] = field(default_factory=list)
+    steps: list[range] = field(default_factory=list)
+
+
+class HotBuffers:
+    """The hot buffers of one rank."""
+
+    def __init__(
+        self,
+        device: Device,
+        region: Mapping,
+        layout: RegionLayout,
+        groups: Sequence[Sequence[int]],
+        options: HotOptions,
+    ) -> None:
+        """Allocate the buffers.
+
+        Args:   region: host memory of all rows, written here and by whoever lands rows.
+                layout: where rows are in it.
+                groups: for each group its layers, ascending; each layer in one group.
+        Raises: ValueError naming the argument; DeviceError when memory is short.
+        """
+        layers = [layer for group in groups for layer in group]
+        ascending = all(group and list(group) == sorted(group) for group in groups)
+        if not ascending or sorted(layers) != list(range(layout.num_layers)):
+            raise ValueError(
+                f"groups is {groups}; give each of the {layout.num_layers} layers in one group, "
+                "ascending"
+            )
+        self.layout: Final = HotLayout(
+            options.num_buffers,
+            layout.num_layers,
+            options.slots,
+            options.scratch_rows,
+            layout.row_bytes,
+        )
+        self.groups: Final = tuple(tuple(group) for group in groups)
+        self.memory: Final[DeviceMemory] = device.alloc(self.layout.num_bytes, "hot")
+        try:
+            self._region = RegionRows(device, region, layout)
+        except (ValueError, DeviceError):
+            self.memory.close()
+            raise
+        self._group_of = {layer: at for at, group in enumerate(groups) for layer in group}
+        self._options = options
+        self._lender = BufferLender(options.num_buffers)
+        self._epochs = itertools.count(1)
+        self._requests: dict[int, _Request] = {}
+        self._past = HotStatistics()
+        self._load_failures = self._holes = 0
+
+    def open(self, request: str, blocks: Sequence[int] = ()) -> HotHandle:
+        """Lend a hot buffer to a new request, without rows.
+
+        Args:   blocks: region blocks of the request's tokens, in token order.
+        Raises: NoHotBufferError; ValueError for a block outside the region.
+        """
+        self._region.check_blocks(blocks)
+        track = self._options.track_rows
+        written = WrittenRows(request, self.layout.num_layers, track_rows=track)
+        made = _Request(request, list(blocks), written)
+        self._lend(made)
+        handle = HotHandle(request, next(self._epochs))
+        self._requests[handle.epoch] = made
+        return handle
+
+    def extend(self, handle: HotHandle, blocks: Sequence[int]) -> None:
+        """Add region blocks behind the request's last one. ValueError outside the region."""
+        request = self._find(handle)
+        self._region.check_blocks(blocks)
+        request.blocks.extend(blocks)
+
+    def preempt(self, handle: HotHandle) -> None:
+        """Take the request's hot buffer away; its rows stay in the region. Idempotent."""
+        self._give_back(self._find(handle))
+
+    def resume(self, handle: HotHandle) -> None:
+        """Lend an empty hot buffer to a preempted request. Raises: NoHotBufferError."""
+        request = self._find(handle)
+        if request.buffer == ABSENT:
+            self._lend(request)
+
+    def close(self, handle: HotHandle) -> None:
+        """End the request; its handle is void. Its region blocks stay the engine's to free."""
+        self._give_back(self._find(handle))
+        del self._requests[handle.epoch]
+
+    def buffer_of(self, handle: HotHandle) -> int:
+        """Return the index of the request's hot buffer. Raises: ValueError while preempted."""
+        return self._lent(handle).buffer
+
+    def num_rows(self, handle: HotHandle, layer: int) -> int:
+        """Return the first position of a layer that no row was written at or beyond."""
+        return self._find(handle).written.end(layer)
+
+    def landed(self, handle: HotHandle, layer: int, start: int, end: int) -> None:
+        """Take note that rows [start, end) of a layer were written into the region by others.
+
+        Raises: HoleError for a gap before `start`; DeviceError when loads do not end.
+        """
+        request = self._find(handle)
+        self._region.check_range(request.blocks, start, end)
+        with self._counting_holes():
+            request.written.check_writable(layer, start)
+        if request.books:
+            group = self._group_of[layer]
+            request.loads.settle((*self.groups[group], SCRATCH))
+            request.books[group].invalidate_from(start)
+        request.written.add(layer, start, end)
+
+    def land(self, handle: HotHandle, layer: int, start: int, rows: Buffer) -> None:
+        """Write rows from `start` on into the region, in the place of a hand-off.
+
+        Args: rows: [T, row_bytes] bytes, C-contiguous. Raises: as `landed`.
+        """
+        request, view = self._find(handle), self._row_view(rows)
+        end = start + len(view) // self.layout.row_bytes
+        self.landed(handle, layer, start, end)
+        self._region.write(request.blocks, layer, start, view)
+
+    def begin_step(self, handle: HotHandle, group: int, start: int, end: int) -> None:
+        """Begin a step that writes rows [start, end) of the group's layers.
+
+        Raises: ValueError for rows beyond the blocks; HoleError for a gap before `start`;
+                DeviceError(timeout) when loads of an earlier step do not end.
+        """
+        request = self._lent(handle)
+        self._region.check_range(request.blocks, start, end)
+        if end - start > self.layout.slots and not self._options.writes_region:
+            raise ValueError(
+                f"a step writes {end - start} rows but slots is {self.layout.slots}; give a step "
+                "fewer, or let this rank write the region"
+            )
+        with self._counting_holes():
+            for layer in self.groups[group]:
+                request.written.check_writable(layer, start)
+        request.loads.settle((*self.groups[group], SCRATCH))
+        request.books[group].begin_step()
+        request.books[group].admit(start, end)
+        request.steps[group] = range(start, end)
+
+    def append(self, handle: HotHandle, layer: int, start: int, rows: Buffer) -> None:
+        """Write rows of the running step into the region and into their slots.
+
+        Args:   rows: [T, row_bytes] bytes of positions [start, start + T), C-contiguous.
+        Raises: ValueError for rows that are not the step's; nothing changes then.
+        """
+        request, view = self._lent(handle), self._row_view(rows)
+        row_bytes, group = self.layout.row_bytes, self._group_of[layer]
+        end = start + len(view) // row_bytes
+        step = request.steps[group]
+        if start < step.start or end > step.stop:
+            raise ValueError(
+                f"rows [{start}, {end}) of layer {layer} are not of the running step "
+                f"[{step.start}, {step.stop}); begin a step with them"
+            )
+        with self._counting_holes():
+            request.written.check_writable(layer, start)
+        if self._options.writes_region:
+            self._region.write(request.blocks, layer, start, view)
+        base = self.layout.layer_offset(request.buffer, layer)
+        for at, position in enumerate(range(start, end)):
+            slot = request.books[group].slot_of(position)
+            if slot != ABSENT:
+                row = view[at * row_bytes : (at + 1) * row_bytes]
+                self.memory.write_bytes(base + slot * row_bytes, row)
+        request.written.add(layer, start, end)
+
+    def select(self, handle: HotHandle, group: int, selections: Iterable[Sequence[int]]) -> Plan:
+        """Place what the step's queries selected, and start to load what is missing.
+
+        Args:   selections: for each query its positions; -1 is padding. Merged and deduplicated.
+        Raises: HoleError for a row never written, ValueError for a position out of range or
+                without a step: nothing changes then. ValueError when the scratch tile is too small,
+                DeviceError when loads cannot start: the group's buffer is empty then.
+        """
+        request = self._lent(handle)
+        given = [list(selection) for selection in selections]
+        if not request.steps[group]:
+            raise ValueError(f"group {group} has no step; call begin_step before select")
+        self._require(request, group, given)
+        books = request.books[group]
+        plan = books.select(given)
+        if len(plan.scratch) > self._options.scratch_rows:
+            books.reset()
+            raise ValueError(
+                f"{len(plan.positions)} rows are selected but slots ({self._options.slots}) and "
+                f"scratch_rows ({self._options.scratch_rows}) hold fewer; raise one of them"
+            )
+        try:
+            for layer in self.groups[group] if plan.misses else ():
+                base = self.layout.layer_offset(request.buffer, layer)
+                event = self._region.load(request.blocks, layer, plan.misses, self.memory, base)
+                request.loads.add(layer, event)
+        except DeviceError:
+            books.reset()
+            raise
+        return plan
+
+    def load_event(self, handle: HotHandle, layer: int) -> Event | None:
+        """Return the event behind the layer's loads, for a stream to wait on; None without."""
+        return self._lent(handle).loads.event(layer)
+
+    def ready(self, handle: HotHandle, layer: int, plan: Plan) -> None:
+        """Wait until the plan's rows of a layer can be read; fills the scratch tile.
+
+        The tile is the layer's until `ready` of the next one.
+
+        Raises: DeviceError of a load that failed: the group's buffer is empty then.
+                DeviceError(timeout) after timeout_ns; HoleError for a scratch row never written.
+        """
+        request = self._lent(handle)
+        request.loads.end(layer)
+        if not plan.scratch:
+            return
+        with self._counting_holes():
+            request.written.require(layer, plan.scratch)
+        request.loads.settle((SCRATCH,))
+        rows = [(position, at) for at, position in enumerate(plan.scratch)]
+        tile = self.layout.scratch_offset(request.buffer)
+        event = self._region.load(request.blocks, layer, rows, self.memory, tile)
+        request.loads.add(SCRATCH, event)
+        request.loads.end(SCRATCH)
+
+    def truncate(self, handle: HotHandle, num_tokens: int) -> None:
+        """Void the rows at positions >= num_tokens: they belong to rejected drafts."""
+        if num_tokens < 0:
+            raise ValueError(f"num_tokens is {num_tokens}; give 0 or more")
+        request = self._find(handle)
+        for books in request.books:
+            books.invalidate_from(num_tokens)
+        request.steps = [range(it.start, min(it.stop, num_tokens)) for it in request.steps]
+        request.written.truncate(num_tokens)
+
+    def statistics(self) -> HotFigures:
+        """Return the counts so far."""
+        rows = self._past
+        for request in self._requests.values():
+            for books in request.books:
+                rows += books.statistics()
+        lender = self._lender
+        return HotFigures(
+            rows, lender.num_free, lender.num_parked, self._load_failures, self._holes
+        )
+
+    def check(self) -> list[str]:
+        """Return what is wrong with any request's books; [] when nothing is."""
+        return [
+            f"request {request.name}: {wrong}"
+            for request in self._requests.values()
+            for books in request.books
+            for wrong in books.check()
+        ]
+
+    def shut(self) -> None:
+        """Close the stream and give the memory back. Raises: DeviceError, BufferError as those."""
+        self._region.close(self._options.timeout_ns)
+        self.memory.close()
+
+    def _find(self, handle: HotHandle) -> _Request:
+        found = self._requests.get(handle.epoch)
+        if found is None:
+            raise ValueError(f"{handle} is closed; open the request again")
+        return found
+
+    def _lent(self, handle: HotHandle) -> _Request:
+        found = self._find(handle)
+        if found.buffer == ABSENT:
+            raise ValueError(f"{handle} is preempted; resume it first")
+        return found
+
+    def _lend(self, request: _Request) -> None:
+        """Lend a buffer. Its books are new: nothing of whoever had it before is in them."""
+        request.buffer = self._lender.lend()
+        failed = partial(self._load_failed, request)
+        request.loads = RequestLoads(request.name, self._options.timeout_ns, failed)
+        request.books = [self._options.residency(self.layout.slots) for _ in self.groups]
+        request.steps = [range(0) for _ in self.groups]
+
+    def _give_back(self, request: _Request) -> None:
+        if request.buffer == ABSENT:
+            return
+        for books in request.books:
+            self._past += books.statistics()
+        self._lender.give_back(request.buffer, request.loads.events())
+        request.buffer, request.books, request.steps = ABSENT, [], []
+
+    def _load_failed(self, request: _Request, key: int) -> None:
+        """Forget what the load was to bring; called by its RequestLoads."""
+        self._load_failures += 1
+        if key != SCRATCH:
+            request.books[self._group_of[key]].reset()
+
+    def _row_view(self, rows: Buffer) -> memoryview:
+        view = memoryview(rows).cast("B")
+        if not len(view) or len(view) % self.layout.row_bytes:
+            raise ValueError(
+                f"rows has {len(view)} bytes; give a multiple of row_bytes "
+                f"({self.layout.row_bytes}), 1 row or more"
+            )
+        return view
+
+    def _require(self, request: _Request, group: int, given: Sequence[Sequence[int]]) -> None:
+        """Check that what is selected can be read: the step's own rows in the first layer of the
+        group, where they are written already, all others in every layer.
+        """
+        first, *others = self.groups[group]
+        own = request.steps[group].start
+        wanted = sorted({it for positions in given for it in positions if it >= 0})
+        if not self._options.track_rows:
+            wanted = wanted[-1:]  # the watermarks of all layers reach `own` since begin_step
+        with self._counting_holes():
+            request.written.require(first, wanted)
+            for layer in others:
+                request.written.require(layer, [it for it in wanted if it < own])
+
+    @contextmanager
+    def _counting_holes(self) -> Iterator[None]:
+        try:
+            yield
+        except HoleError:
+            self._holes += 1
+            raise
