@@ -8,9 +8,9 @@ from collections.abc import Callable
 from kvd.core.blocks import BlockShape, BlockTable, CommitStatus
 from kvd.core.errors import LocalError
 from kvd.core.evict import LruPolicy
-from kvd.core.ids import MemberRef, Pin, RequestKey, SaveId, SlotRef
+from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SaveId, SlotRef
 from kvd.store.dict_index import DictIndex
-from tests.stateful.pool_model import PoolModel
+from tests.stateful.pool_model import Block, PoolModel
 
 TOTAL = 5
 SHAPE = BlockShape(block_tokens=4, num_layers=2, num_shards=2)
@@ -19,6 +19,7 @@ ENGINES = ("p", "q")
 REQUESTS = tuple(RequestKey(engine, name) for engine in ENGINES for name in ("r0", "r1"))
 TEXTS = ("alpha", "beta", "gamma", "delta")
 GRACE = 100
+MEMBER = MemberRef("p", "w0", 1)
 
 
 def key_of(text: str, tokens: int) -> bytes:
@@ -35,6 +36,7 @@ class BlockDriver:
         self.model = PoolModel(TOTAL, SHAPE)
         self.now = 0
         self.serial = 0
+        self.remembered: list[tuple[int, int, Block]] = []
 
     def reserve(self, owner: RequestKey, count: int) -> list[int]:
         """Reserve, or be refused and change nothing; returns the blocks."""
@@ -60,7 +62,7 @@ class BlockDriver:
     def save_all(self, block: int, count: int) -> None:
         """Save every span that can be saved, well."""
         for span in self.model.spans:
-            if not self.model.is_open(block, span) and not self.model.is_read(block, span[0]):
+            if not self.is_busy(block, span):
                 self.end(self.begin([block], span, count), True, None)
 
     def begin(self, blocks: list[int], span: tuple[int, int], count: int) -> SaveId:
@@ -100,7 +102,7 @@ class BlockDriver:
             wanted = "block_poisoned" if block in self.table.fills else "block_not_reserved"
         elif not 0 < count <= SHAPE.block_tokens:
             wanted = "limit_reached"
-        elif self.model.is_open(block, span) or self.model.is_read(block, span[0]):
+        elif self.is_busy(block, span):
             wanted = "span_busy"
         else:
             wanted = ""
@@ -137,9 +139,60 @@ class BlockDriver:
         self.table.end_save(save, ok, named)
         self.model.end_save(save, ok, counts)
 
+    def begin_load(self, blocks: list[int], span: tuple[int, int]) -> None:
+        """A load of one span of some blocks begins, if nothing is being saved there."""
+        if any(self.model.is_open(block, span) for block in blocks):
+            return
+        self.serial += 1
+        load = LoadId(SlotRef(MEMBER, self.serial, 0))
+        self.table.begin_load(load, *span, tuple(blocks))
+        self.model.loads[load] = (span, blocks)
+        for block in blocks:
+            self.model.pin(block, load)
+        self.model.look(load, blocks, [span])
+
+    def end_load(self, load: LoadId) -> None:
+        """A load has ended; saying so again is no error."""
+        assert not self.model.has_changed(load), f"{load} saw other bytes while it copied"
+        _, blocks = self.model.loads.pop(load)
+        self.table.end_load(load)
+        self.table.end_load(load)
+        for block in blocks:
+            self.model.unpin(block, load)
+
+    def begin_read(self, block: int, layer: int) -> None:
+        """A remote read of one layer of a block begins, if nothing is being saved there."""
+        spans = [span for span in self.model.spans if span[0] == layer]
+        if any(self.model.is_open(block, span) for span in spans):
+            return
+        self.serial += 1
+        read = ReadId(f"t{self.serial}", layer, 0, 0)
+        self.table.pin_span(block, layer, read)
+        self.model.pin(block, read)
+        self.model.reads[read] = (block, layer)
+        self.model.look(read, [block], spans)
+
+    def end_read(self, read: ReadId) -> None:
+        """A remote read has ended; saying so again is no error."""
+        assert not self.model.has_changed(read), f"{read} saw other bytes while it copied"
+        block, layer = self.model.reads.pop(read)
+        self.table.unpin_span(block, layer, read)
+        self.table.unpin_span(block, layer, read)
+        self.model.unpin(block, read)
+
+    def remember(self, block: int) -> None:
+        """Somebody notes a block without pinning it."""
+        self.remembered.append((block, self.table.lives[block], self.model.blocks[block]))
+
+    def is_busy(self, block: int, span: tuple[int, int]) -> bool:
+        """Whether a span of a block may not be saved now."""
+        model = self.model
+        busy = model.is_open(block, span) or model.is_loaded(block, span)
+        return busy or model.is_read(block, span[0])
+
     def save_id(self, number: int) -> SaveId:
         """The name of a save."""
-        return SaveId(SlotRef(MemberRef("p", "w0", 1), number, 0), "s")
+        return SaveId(SlotRef(MEMBER, number, 0), "s")
 
     def filling(self) -> list[int]:
         """Blocks that are private to somebody."""
@@ -161,15 +214,6 @@ class BlockDriver:
         """Blocks that a copy may be made out of."""
         return [at for at, b in enumerate(self.model.blocks) if b.state in ("ready", "filling")]
 
-    def copied_out(self) -> list[tuple[int, Pin]]:
-        """Pins of loads and reads, with their blocks."""
-        return [
-            (at, pin)
-            for at, block in enumerate(self.model.blocks)
-            for pin in sorted(block.pins, key=str)
-            if not isinstance(pin, RequestKey)
-        ]
-
     @staticmethod
     def code(call: Callable[[], object]) -> str:
         """The code with which a call is refused, '' when it is not."""
@@ -190,7 +234,10 @@ class BlockDriver:
                 table.keys,
                 sorted(map(str, table.pins.items())),
                 table.span_readers,
+                table.span_loads,
+                table.load_blocks,
                 table.save_blocks,
+                table.lives,
                 list(table.policy),
             )
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvd.core.blocks import BlockShape
-from kvd.core.ids import Pin, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
 
 Span = tuple[int, int]
 """(layer, shard)"""
@@ -51,7 +51,8 @@ class PoolModel:
         self.blocks = [Block() for _ in range(total)]
         self.saves: dict[SaveId, OpenSave] = {}
         self.reads: dict[ReadId, tuple[int, int]] = {}
-        self.seen: dict[Pin, tuple[int, int, list[tuple[str, int] | None]]] = {}
+        self.loads: dict[LoadId, tuple[Span, list[int]]] = {}
+        self.seen: dict[Pin, list[tuple[int, Span, tuple[str, int] | None]]] = {}
         self.used_last: list[int] = []
         self.evicted: list[int] = []
         self.freed: list[int] = []
@@ -67,6 +68,10 @@ class PoolModel:
     def is_open(self, block: int, span: Span) -> bool:
         """Whether a save writes this span."""
         return any(self.saves[save].span == span for save in self.open_saves(block))
+
+    def is_loaded(self, block: int, span: Span) -> bool:
+        """Whether a load copies this span of a block."""
+        return any(span == loaded and block in of for loaded, of in self.loads.values())
 
     def is_read(self, block: int, layer: int) -> bool:
         """Whether a reader has this layer of a block pinned."""
@@ -91,20 +96,25 @@ class PoolModel:
                 return at
         return None
 
-    def look(self, pin: Pin, block: int, layer: int) -> None:
-        """A copy out of one layer of a block begins: remember the bytes."""
-        self.seen[pin] = (block, layer, self._bytes(block, layer))
+    def look(self, pin: Pin, blocks: list[int], spans: list[Span]) -> None:
+        """A copy out of spans of blocks begins: remember the bytes."""
+        self.seen[pin] = [
+            (block, span, self.blocks[block].memory.get(span)) for block in blocks for span in spans
+        ]
 
     def has_changed(self, pin: Pin) -> bool:
         """Whether a copy that ends now saw its bytes change since it began."""
-        if pin not in self.seen:
-            return False
-        block, layer, before = self.seen.pop(pin)
-        return self._bytes(block, layer) != before
+        seen = self.seen.pop(pin)
+        return any(self.blocks[block].memory.get(span) != bytes_ for block, span, bytes_ in seen)
 
-    def _bytes(self, block: int, layer: int) -> list[tuple[str, int] | None]:
-        memory = self.blocks[block].memory
-        return [memory.get(span) for span in self.spans if span[0] == layer]
+    def has_rows(self, block: int, was: Block, span: Span, tokens: int) -> bool:
+        """Whether a block is still what it was, with that many tokens in a span."""
+        found = self.blocks[block]
+        if found is not was or found.state not in ("filling", "ready"):
+            return False
+        if found.state == "ready":
+            return found.tokens >= tokens
+        return not self.is_open(block, span) and found.valid.get(span, 0) >= tokens
 
     # What happens --------------------------------------------------------------------------------
 

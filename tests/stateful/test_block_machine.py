@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from kvd.core.blocks import BlockState
-from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SlotRef
+from kvd.core.ids import RequestKey
 from tests.stateful.block_driver import (
     ENGINES,
     GRACE,
@@ -33,9 +33,6 @@ from tests.stateful.block_driver import (
 from tests.stateful.profiles import machine_settings
 
 anything = st.integers(0, 2**16)
-SHAPE_SPANS = [
-    [(layer, shard) for shard in range(SHAPE.num_shards)] for layer in range(SHAPE.num_layers)
-]
 a_block = st.integers(0, TOTAL - 1)
 a_request = st.sampled_from(REQUESTS)
 a_span = st.tuples(st.integers(0, SHAPE.num_layers - 1), st.integers(0, SHAPE.num_shards - 1))
@@ -192,43 +189,38 @@ class BlockMachine(RuleBasedStateMachine):
         self.model.unpin(block, request)
 
     @precondition(lambda self: self.driver.readable())
-    @rule(pick=anything, layer=st.integers(0, SHAPE.num_layers - 1))
-    def load_begins(self, pick: int, layer: int) -> None:
-        block = self.driver.readable()[pick % len(self.driver.readable())]
-        self.driver.serial += 1
-        load = LoadId(SlotRef(MemberRef("p", "w0", 1), self.driver.serial, 0))
-        self.table.pin(block, load)
-        self.model.pin(block, load)
-        if self.model.blocks[block].state == "ready":
-            self.model.look(load, block, layer)
+    @rule(pick=anything, more=anything, span=a_span)
+    def load_begins(self, pick: int, more: int, span: tuple[int, int]) -> None:
+        able = self.driver.readable()
+        self.driver.begin_load(sorted({able[pick % len(able)], able[more % len(able)]}), span)
+
+    @precondition(lambda self: self.model.loads)
+    @rule(pick=anything)
+    def load_ends(self, pick: int) -> None:
+        self.driver.end_load(sorted(self.model.loads)[pick % len(self.model.loads)])
 
     @precondition(lambda self: self.driver.readable())
     @rule(pick=anything, layer=st.integers(0, SHAPE.num_layers - 1))
     def remote_read_begins(self, pick: int, layer: int) -> None:
-        block = self.driver.readable()[pick % len(self.driver.readable())]
-        if any(self.model.is_open(block, span) for span in SHAPE_SPANS[layer]):
-            return
-        self.driver.serial += 1
-        read = ReadId(f"t{self.driver.serial}", layer, 0, 0)
-        self.table.pin_span(block, layer, read)
-        self.model.pin(block, read)
-        self.model.reads[read] = (block, layer)
-        self.model.look(read, block, layer)
+        self.driver.begin_read(self.driver.readable()[pick % len(self.driver.readable())], layer)
 
-    @precondition(lambda self: self.driver.copied_out())
-    @rule(pick=anything, twice=st.booleans())
-    def copy_out_ends(self, pick: int, twice: bool) -> None:
-        copied = self.driver.copied_out()
-        block, pin = copied[pick % len(copied)]
-        assert not self.model.has_changed(pin), f"{pin} saw other bytes while it copied"
-        for _ in range(2 if twice else 1):
-            if isinstance(pin, ReadId):
-                self.table.unpin_span(block, pin.layer, pin)
-            else:
-                self.table.unpin(block, pin)
-        if isinstance(pin, ReadId):
-            del self.model.reads[pin]
-        self.model.unpin(block, pin)
+    @precondition(lambda self: self.model.reads)
+    @rule(pick=anything)
+    def remote_read_ends(self, pick: int) -> None:
+        self.driver.end_read(sorted(self.model.reads)[pick % len(self.model.reads)])
+
+    @rule(block=a_block)
+    def block_is_remembered(self, block: int) -> None:
+        self.driver.remember(block)
+
+    @precondition(lambda self: self.driver.remembered)
+    @rule(pick=anything, span=a_span, tokens=a_count)
+    def remembered_block_is_asked_for(self, pick: int, span: tuple[int, int], tokens: int) -> None:
+        """Only the same life of a block counts, however alike the next one looks."""
+        block, life, was = self.driver.remembered[pick % len(self.driver.remembered)]
+        assert self.table.holds_rows(block, life, *span, tokens) == self.model.has_rows(
+            block, was, span, tokens
+        )
 
     @rule(block=a_block, span=a_span, tokens=a_count)
     def loads_that_may_be_refused(self, block: int, span: tuple[int, int], tokens: int) -> None:
@@ -282,4 +274,4 @@ class BlockMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_no_interleaving_returns_other_bytes_or_frees_what_is_kept() -> None:
-    run_state_machine_as_test(BlockMachine, settings=machine_settings(500, 50))
+    run_state_machine_as_test(BlockMachine, settings=machine_settings(400, 50))
