@@ -1,0 +1,335 @@
+"""What a pipeline says about its slots: the only way to acquire one, and to report its steps.
+
+Each call checks, changes the books and appends the slot event in one step under the client's lock,
+so the books, the event stream and an announcement never contradict each other.
+
+    acquire --> load_ended --> written --> save_started, save_ended ...
+                                  |
+                                  +------> computed
+
+The caller reports each step once. What ends something (`load_ended`, `computed`, `save_ended`,
+`poisoned`, `abandon`) never waits and is never refused for want of a connection: it has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from engine_shim.client.errors import KvdRefused, SlotQuarantined
+from engine_shim.client.events import Ticket
+from engine_shim.client.gate_view import GateView
+from engine_shim.client.options import end_after, left_ns, left_s
+from engine_shim.client.session import Core, LinkState
+from engine_shim.client.slots import Tenancy
+from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
+from kvd.wire.slot_items import (
+    AcquiredItem,
+    ComputedItem,
+    LoadEndedItem,
+    LoadItem,
+    PoisonedItem,
+    ReadItem,
+    SaveEndedItem,
+    SaveItem,
+    SlotItem,
+    WrittenItem,
+)
+
+RETRY_MIN_S: Final = 0.001
+RETRY_MAX_S: Final = 0.05
+"""Pauses between two attempts to load from a span that is still being saved."""
+
+AGAIN: Final = frozenset({"span_busy", "span_unwritten"})
+
+
+class SlotDesk:
+    """The slots of one worker member."""
+
+    def __init__(self, core: Core, member: str) -> None:
+        """member: for errors."""
+        self._core = core
+        self._member = member
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return self._core.books.num_slots
+
+    # Acquire ----------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+    ) -> Tenancy:
+        """Wait until the slot may be written, and take it.
+
+        With loads, also wait until kvd has pinned what they read; then they may start. A span that
+        is still being saved is waited for. A restart of kvd meanwhile is waited out.
+
+        Args:
+            slot: 0 .. num_slots - 1.
+            layer: that will use it; required with loads.
+            loads: blocks of the pool that will be copied into the slot.
+            deadline_s: None for the client's default.
+            boot_id: life of kvd that the blocks are of, None for the present one.
+
+        Raises: KvdRefused; the slot is not taken, or has been given back:
+            slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
+            pool_lost: the blocks of `loads` are of an earlier life of kvd;
+            what kvd answered to the loads (block_poisoned, request_ended ...).
+            SlotQuarantined: rebind its layers to a spare slot.
+        """
+        core = self._core
+        core.check_process()
+        end = self._end(deadline_s)
+        if not 0 <= slot < self.num_slots:
+            count = self.num_slots
+            raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
+        core.await_event_room(end)
+        sizes = core.sizes_of([AcquiredItem(slot, EPOCH_MAX, layer, list(loads))])
+        tenancy, ticket = self._take(slot, layer, loads, sizes, boot_id, end)
+        if not loads:
+            return tenancy
+        with ExitStack() as undo:
+            undo.callback(self.abandon, tenancy)
+            self._await_loads(tenancy, layer, loads, sizes, ticket, end)
+            undo.pop_all()
+        return tenancy
+
+    def _end(self, deadline_s: float | None) -> int:
+        return end_after(self._core.options.deadline_s if deadline_s is None else deadline_s)
+
+    def _take(
+        self,
+        slot: int,
+        layer: int,
+        loads: Sequence[LoadItem],
+        sizes: Sequence[int],
+        boot_id: bytes | None,
+        end: int,
+    ) -> tuple[Tenancy, Ticket]:
+        core = self._core
+        gate: GateView | None = None
+        while True:
+            gate = core.await_gate(gate, end)
+            spin_ns = core.options.spin_us * 1000
+            outcome, epoch = gate.wait_free(slot, core.books.last(slot), left_ns(end), spin_ns)
+            with core.lock:
+                core.gate_waits[outcome] += 1
+                if outcome == "free" and self._is_present(gate):
+                    if boot_id is not None and boot_id != core.boot_id:
+                        raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                    word = make_word(epoch, STATE_FREE)
+                    if self._may_take(slot, word, end):
+                        tenancy = core.books.take(slot, word, core.generation, layer, loads)
+                        item = AcquiredItem(slot, epoch, layer, list(loads))
+                        return tenancy, core.post([item], sizes)
+                    gate = None
+            if outcome == "quarantined":
+                raise SlotQuarantined(slot)
+            if outcome == "timeout":
+                raise KvdRefused("deadline_exceeded", what=f"the wait for slot {slot}")
+            if outcome == "hangup" and gate is not None:
+                gate.is_suspect = True
+                core.wakeup.set()
+
+    def _may_take(self, slot: int, word: int, end: int) -> bool:
+        """Whether a free slot may be taken now; False: look again. The lock is held.
+
+        Not while our own copies touch it: kvd holds nothing for a step that it refused.
+        """
+        core = self._core
+        if not core.books.may_take(slot, word):
+            return False  # another thread took it
+        if not core.books.is_in_use(slot):
+            return True
+        left = left_s(end)
+        if left == 0:
+            what = f"the last use of slot {slot} by this process"
+            raise KvdRefused("deadline_exceeded", what=what)
+        core.room.wait(left)
+        return False
+
+    def _is_present(self, gate: GateView) -> bool:
+        """Whether this gate still counts: once the connection is lost nothing is acquired."""
+        core = self._core
+        session = core.session
+        return core.state is LinkState.ATTACHED and session is not None and session.gate is gate
+
+    def _await_loads(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        loads: Sequence[LoadItem],
+        sizes: Sequence[int],
+        ticket: Ticket,
+        end: int,
+    ) -> None:
+        """Wait until kvd lets the loads start; ask again while a span is being saved."""
+        core = self._core
+        pause_s = RETRY_MIN_S
+        while True:
+            code = ticket.wait(left_s(end))
+            if not code:
+                return
+            what = f"the loads of slot {tenancy.slot} for layer {layer}"
+            if code not in AGAIN or left_s(end) <= pause_s:
+                raise KvdRefused(code, what=what, slot=tenancy.slot, layer=layer, path=core.path)
+            with core.lock:
+                core.changed.wait(pause_s)
+                if core.generation != tenancy.generation:
+                    raise KvdRefused("pool_lost", what=what)
+                item = AcquiredItem(tenancy.slot, tenancy.epoch, layer, list(loads))
+                ticket = core.post([item], sizes)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    # Steps of a tenancy -----------------------------------------------------------------------
+
+    def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
+        """All loads of the tenancy have ended; not ok poisons its rows.
+
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok)
+        sizes = self._checked(item)
+        with core.lock:
+            core.books.use_of(tenancy).loads = ()
+            return self._post_end([item], sizes)
+
+    def written(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        saves: Sequence[SaveItem] = (),
+        reads: Sequence[ReadItem] = (),
+        deadline_s: float | None = None,
+    ) -> Ticket:
+        """The rows are final; all saves and reads of the tenancy start to be owed now.
+
+        Every saver named here must be reported by `save_ended`, even if it never starts; before
+        it copies it asks `save_started`.
+
+        Raises: KvdRefused; nothing is owed: tenancy_misused, frame_malformed, frame_too_large,
+            busy, unreachable, closed, process_forked,
+            pool_lost: the target blocks are of an earlier life of kvd (report without saves).
+        """
+        core = self._core
+        item = WrittenItem(tenancy.slot, tenancy.epoch, layer, list(saves), list(reads))
+        sizes = self._checked(item)
+        core.await_event_room(self._end(deadline_s))
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            core.books.check_written(use, saves)
+            if saves and tenancy.generation != core.generation:
+                raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
+            ticket = core.post([item], sizes)
+            core.books.write(use, layer, saves, reads, ticket)
+            return ticket
+
+    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
+        """Attention over the slot has ended.
+
+        Raises: KvdRefused(tenancy_misused | load_open).
+        """
+        core = self._core
+        item = ComputedItem(tenancy.slot, tenancy.epoch, ok)
+        sizes = self._checked(item)
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            core.books.check_computed(use)
+            ticket = self._post_end([item], sizes)
+            use.compute.ended, use.compute.ok = ticket, ok
+            return ticket
+
+    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
+        """Wait until kvd keeps both ends of this save for us; then its copy may start.
+
+        Raises: KvdRefused; do not copy, report `save_ended` with ok=False: tenancy_misused,
+            deadline_exceeded, unreachable, closed,
+            pool_lost: the target blocks are of an earlier life of kvd;
+            what kvd answered to `written` (block_not_reserved, block_poisoned ...).
+        """
+        core = self._core
+        core.check_process()
+        end = self._end(deadline_s)
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            core.books.save_of(use, saver)
+            armed = use.armed
+        assert armed is not None
+        what = f"the save of slot {tenancy.slot} by {saver}"
+        code = armed.wait(left_s(end))
+        if code:
+            raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
+        with core.lock:
+            if tenancy.generation != core.generation:
+                raise KvdRefused("pool_lost", what=what)
+
+    def save_ended(
+        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+    ) -> Ticket:
+        """A save has ended; it touches neither slot nor blocks any more.
+
+        Args: tokens: valid ones for each target block, () = as announced in `written`.
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        item = SaveEndedItem(tenancy.slot, tenancy.epoch, saver, ok, list(tokens))
+        sizes = self._checked(item)
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            save = core.books.save_of(use, saver)
+            core.books.check_counts(use, save, tokens)
+            ticket = self._post_end([item], sizes)
+            save.ended, save.ok = ticket, ok
+            return ticket
+
+    def poisoned(self, tenancy: Tenancy) -> Ticket:
+        """The tenancy's rows are not valid, and nothing copied out of it may be used.
+
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        item = PoisonedItem(tenancy.slot, tenancy.epoch)
+        sizes = self._checked(item)
+        with core.lock:
+            core.books.use_of(tenancy)
+            return core.post([item], sizes)
+
+    def abandon(self, tenancy: Tenancy) -> None:
+        """End what is left of loads and computing, as failed; harmless when nothing is.
+
+        Saves that run go on until they are reported.
+        """
+        core = self._core
+        core.check_process()
+        slot, epoch, _ = tenancy
+        load, compute = LoadEndedItem(slot, epoch, False), ComputedItem(slot, epoch, False)
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            items: list[SlotItem] = [load] if use.loads else []
+            if use.is_computing:
+                items.append(compute)
+            if not items:
+                return
+            ticket = self._post_end(items, core.sizes_of(items))
+            use.loads = ()
+            if use.is_computing:
+                use.compute.ended, use.compute.ok = ticket, False
+
+    def _post_end(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
+        """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held."""
+        self._core.room.notify_all()
+        return self._core.post(items, sizes)
+
+    def _checked(self, item: SlotItem) -> list[int]:
+        self._core.check_process()
+        return self._core.sizes_of([item])

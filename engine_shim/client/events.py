@@ -1,0 +1,352 @@
+"""The stream of a member's slot events: in order, each exactly once, until acknowledged.
+
+Theory of operation
+-------------------
+Events arm and lift holds, so none may be lost, repeated or overtake another. Each item has a
+number; kvd applies a number once, and answers every batch with a code for each of its items::
+
+      base            cursor              end
+       | under way      | not sent yet     |
+    ---+----------------+------------------+----> numbers
+       acknowledged     at most `window` batches and `items_max` items
+
+* A batch goes out while few enough are under way; what is posted meanwhile joins the next.
+* A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
+  answered in time sends everything from `base` on again (go back N). Nothing is reordered.
+* kvd answers what it sees again as it answered it first, for the last `items_max` items: no more
+  than those are under way, so the code of an item is its code whichever reply brings it.
+* After a reconnect to the same kvd everything from `base` on is sent again; for a new kvd the
+  announcement of the slots takes the place of everything before it (`pool_lost`).
+
+Not thread-safe by itself: the client's lock is held around every call but `Ticket.wait`. No clock:
+time is given, ns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from engine_shim.client.options import SECOND_NS
+from kvd.wire.slot_items import SlotItem
+
+HOLD_OFF_MIN_NS: Final = 20_000_000
+HOLD_OFF_MAX_NS: Final = 500_000_000
+RESEND_FACTOR_MAX: Final = 16
+FLIGHTS_KEPT: Final = 4
+"""Windows of unanswered batches that are remembered; a later reply is only counted."""
+
+AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
+"""Refusals of a whole batch after which it is sent again."""
+
+
+class Ticket:
+    """The acknowledgement of the items that were posted together."""
+
+    def __init__(self, lock: threading.Lock, count: int) -> None:
+        """lock: the client's; count: items."""
+        self._lock = lock
+        self._left = count
+        self._code = ""
+        self._gave_up = ""
+        self._waiter: threading.Event | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether kvd has seen all items, or never will."""
+        return self._left == 0
+
+    @property
+    def code(self) -> str:
+        """The first refusal so far, '' for none."""
+        return self._code
+
+    def settle(self, code: str) -> None:
+        """One item is acknowledged; the lock is held."""
+        self._code = self._code or code
+        self._left -= 1
+        if self._left == 0 and self._waiter is not None:
+            self._waiter.set()
+
+    def give_up(self, code: str) -> None:
+        """Let whoever waits go; the items stay to be acknowledged. The lock is held."""
+        self._gave_up = code
+        if self._waiter is not None:
+            self._waiter.set()
+
+    def resume(self) -> None:
+        """Waiting makes sense again; the lock is held."""
+        self._gave_up = ""
+        if self._waiter is not None and self._waiter.is_set():
+            self._waiter = None  # whoever slept on it has left
+
+    def wait(self, seconds: float) -> str:
+        """Sleep until all items are acknowledged.
+
+        Returns: '' when kvd took them all, the first refusal otherwise; `deadline_exceeded` when it
+            takes longer, `unreachable` or `closed` when nobody will acknowledge.
+        """
+        with self._lock:
+            if self._left == 0:
+                return self._code
+            if self._gave_up:
+                return self._gave_up
+            if self._waiter is None:
+                self._waiter = threading.Event()
+            waiter = self._waiter
+        waiter.wait(seconds)
+        with self._lock:
+            if self._left == 0:
+                return self._code
+            return self._gave_up or "deadline_exceeded"
+
+
+@dataclass(slots=True)
+class _Entry:
+    item: SlotItem
+    size: int
+    ticket: Ticket
+
+
+class _Flight(NamedTuple):
+    first_no: int
+    num_items: int
+    turn: int
+    sent_at: int
+
+
+class Batch(NamedTuple):
+    """Items to be sent now; `first_no` numbers items[0]."""
+
+    first_no: int
+    items: list[SlotItem]
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Items since the client was made."""
+
+    sent: int = 0
+    acked: int = 0
+    resent: int = 0
+    refused: int = 0
+    replaced: int = 0
+    strays: int = 0
+
+
+class EventStream:
+    """Everything that kvd has not acknowledged."""
+
+    def __init__(self, lock: threading.Lock, window: int, resend_ns: int = 2 * SECOND_NS) -> None:
+        """An empty stream that is not open: `replace` or `resume` opens it."""
+        self._lock = lock
+        self._window = window
+        self._resend_ns = resend_ns
+        self._entries: dict[int, _Entry] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._base = self._cursor = self._end = self._high = 0
+        self._turn = 0
+        self._under_way = 0
+        self._items_max = 1
+        self._is_open = False
+        self._hold_until = 0
+        self._hold_off = HOLD_OFF_MIN_NS
+        self._factor = 1
+        self._gave_up = ""
+        self.bytes = 0
+        self.counts = StreamCounts()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # Posting ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
+        """Number items and keep them until they are acknowledged; sizes: encoded bytes of each."""
+        ticket = Ticket(self._lock, len(items))
+        if self._gave_up:
+            ticket.give_up(self._gave_up)
+        for item, size in zip(items, sizes, strict=True):
+            self._entries[self._end] = _Entry(item, size, ticket)
+            self._end += 1
+            self.bytes += size
+        return ticket
+
+    # Sessions ---------------------------------------------------------------------------------
+
+    def mark(self) -> int:
+        """The end of what is posted now, for `can_resume` and `replace`."""
+        return self._end
+
+    def can_resume(self, next_no: int) -> bool:
+        """Whether a kvd that expects this number has seen what it acknowledged, and no more."""
+        return self._base <= next_no <= self._high
+
+    def resume(self, next_no: int, items_max: int) -> None:
+        """The same kvd again: it gets everything that it has not answered. Opens the stream.
+
+        Args: items_max: items that kvd takes in a batch, and remembers.
+        """
+        assert self.can_resume(next_no)
+        self._open(items_max)
+
+    def replace(self, next_no: int, mark: int, items_max: int) -> None:
+        """Another kvd, which was told of the slots when `mark` was taken: that takes the place of
+        what was posted before. Later items are numbered from `next_no`. Opens the stream.
+        """
+        for number in [number for number in self._entries if number < mark]:
+            self.counts.replaced += 1
+            self._settle(number, "pool_lost")
+        self._entries = dict(enumerate(self._entries.values(), next_no))
+        self._base = self._high = next_no
+        self._end = next_no + len(self._entries)
+        self._open(items_max)
+
+    def _open(self, items_max: int) -> None:
+        self._items_max = items_max
+        self._flights.clear()
+        self._rewind()
+        self._is_open = True
+        self._hold_until = 0
+        self._hold_off = HOLD_OFF_MIN_NS
+        self._factor = 1
+        self._gave_up = ""
+        for entry in self._entries.values():
+            entry.ticket.resume()
+
+    def close(self) -> None:
+        """The connection is gone: nothing is sent; posting goes on."""
+        self._is_open = False
+        self._flights.clear()
+
+    def give_up(self, code: str) -> None:
+        """Nobody will acknowledge in foreseeable time: let go who waits, now and later."""
+        self._gave_up = code
+        for entry in self._entries.values():
+            entry.ticket.give_up(code)
+
+    # Sending ----------------------------------------------------------------------------------
+
+    def is_due(self, now: int) -> bool:
+        """Whether a batch may be sent now."""
+        is_free = self._is_open and now >= self._hold_until and self._under_way < self._window
+        return is_free and self._cursor < min(self._end, self._base + self._items_max)
+
+    def take(self, request_no: int, now: int, bytes_max: int) -> Batch:
+        """The next batch, sent as `request_no` by whoever called; `is_due` was asked."""
+        assert self.is_due(now)
+        first, size = self._cursor, 0
+        items: list[SlotItem] = []
+        for number in range(first, min(self._end, self._base + self._items_max)):
+            entry = self._entries.get(number)
+            if entry is None:
+                break  # answered already, by a reply that overtook a lost one
+            size += entry.size
+            if items and size > bytes_max:
+                break
+            items.append(entry.item)
+        end = self._cursor = first + len(items)
+        self.counts.sent += len(items)
+        self.counts.resent += max(0, min(end, self._high) - first)
+        self._high = max(self._high, end)
+        self._under_way += 1
+        self._flights[request_no] = _Flight(first, len(items), self._turn, now)
+        while len(self._flights) > FLIGHTS_KEPT * self._window:
+            del self._flights[next(iter(self._flights))]
+        self._skip_answered()
+        return Batch(first, items)
+
+    def _skip_answered(self) -> None:
+        """Move base and cursor on to items that are not answered."""
+        while self._base < self._end and self._base not in self._entries:
+            self._base += 1
+        self._cursor = max(self._cursor, self._base)
+        while self._cursor < self._end and self._cursor not in self._entries:
+            self._cursor += 1
+
+    def next_due(self) -> int | None:
+        """When `tick` must be called next; None for never."""
+        if not self._is_open:
+            return None
+        if self._hold_until and self._cursor < self._end:
+            return self._hold_until
+        sent = [flight.sent_at for flight in self._flights.values() if flight.turn == self._turn]
+        return min(sent) + self._resend_ns * self._factor if sent else None
+
+    def tick(self, now: int) -> None:
+        """Send again what is late; go on after a pause."""
+        due = self.next_due()
+        if due is None or now < due:
+            return
+        if self._hold_until:
+            self._hold_until = 0
+        else:
+            self._factor = min(2 * self._factor, RESEND_FACTOR_MAX)
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self._turn += 1
+        self._under_way = 0
+        self._cursor = self._base
+        self._skip_answered()
+
+    # Replies ----------------------------------------------------------------------------------
+
+    def owns(self, request_no: int) -> bool:
+        """Whether this request was a batch that has not been answered."""
+        return request_no in self._flights
+
+    def seen(self, request_no: int, next_no: int, codes: Sequence[str]) -> bool:
+        """kvd has seen a batch, and everything before `next_no`.
+
+        Args: codes: one for each item of the batch, () = all ''.
+        Returns: False when the reply cannot be true: the session must be given up.
+        """
+        flight = self._flights.pop(request_no, None)
+        if flight is None:
+            self.counts.strays += 1
+            return True
+        end = flight.first_no + flight.num_items
+        if not end <= next_no <= self._high or (codes and len(codes) != flight.num_items):
+            return False
+        if flight.turn == self._turn:
+            self._under_way -= 1
+        self._factor = 1
+        self._hold_off = HOLD_OFF_MIN_NS
+        for at, number in enumerate(range(flight.first_no, end)):
+            if number in self._entries:
+                code = codes[at] if codes else ""
+                self.counts.acked += 1
+                self.counts.refused += bool(code)
+                self._settle(number, code)
+        self._skip_answered()
+        return True
+
+    def _settle(self, number: int, code: str) -> None:
+        entry = self._entries.pop(number)
+        self.bytes -= entry.size
+        entry.ticket.settle(code)
+
+    def refused(self, request_no: int, code: str, want: str, now: int) -> bool:
+        """kvd took nothing of this batch.
+
+        Args: want: of `out_of_order`, the number that it expects.
+        Returns: False when sending it again is of no use: the session must be given up.
+        """
+        flight = self._flights.pop(request_no)
+        if code in AGAIN_LATER:
+            if flight.turn == self._turn:
+                self._rewind()
+                self._hold_until = now + self._hold_off
+                self._hold_off = min(2 * self._hold_off, HOLD_OFF_MAX_NS)
+            return True
+        # A gap is filled from `base` on. Anything else means that both count differently.
+        if code != "out_of_order" or not want.isdecimal():
+            return False
+        if not self._base <= int(want) <= flight.first_no:
+            return flight.turn != self._turn
+        if flight.turn == self._turn:
+            self._rewind()
+        return True

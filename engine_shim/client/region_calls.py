@@ -1,0 +1,87 @@
+"""Memory of decode regions, asked for on the attach connection: one at a time, in order."""
+
+from __future__ import annotations
+
+import socket
+
+from engine_shim.client.attaching import close_all, decode_reply, map_memory, receive
+from engine_shim.client.errors import KvdRefused
+from engine_shim.client.session import Core, MapCall, SessionLost
+from kvd.wire.attach import Mapped, MapRegion
+from kvd.wire.codec import attach_request_codec
+from kvd_kernels.host import Mapping
+
+
+class RegionCalls:
+    """The attach connection after the attach; belongs to the client's thread."""
+
+    def __init__(self, core: Core, sock: socket.socket) -> None:
+        self._core = core
+        self._sock = sock
+        self._encode = attach_request_codec().encode
+        self._asked: MapCall | None = None
+
+    def ask(self) -> None:
+        """Send the next question, unless one waits for its answer.
+
+        Raises: SessionLost.
+        """
+        core = self._core
+        with core.lock:
+            if self._asked is not None or not core.map_calls:
+                return
+            call = self._asked = core.map_calls.popleft()
+        try:
+            self._sock.send(self._encode(MapRegion(call.region)))
+        except OSError as error:
+            raise SessionLost(core.gone(error.strerror or str(error))) from error
+
+    def read(self) -> None:
+        """Take the answer that has come, or notice the end of the connection.
+
+        Raises: SessionLost.
+        """
+        core = self._core
+        try:
+            data, fds = receive(self._sock)
+        except BlockingIOError:
+            return
+        except KvdRefused as failure:
+            raise SessionLost(failure) from failure
+        try:
+            if not data:
+                raise SessionLost(core.gone("it ended the connection"))
+            call, self._asked = self._asked, None
+            if call is None:
+                detail = "attach.sock said something that was not asked for"
+                raise SessionLost(KvdRefused("frame_malformed", detail=detail))
+            self._settle(call, data, fds)
+        finally:
+            close_all(fds)
+
+    def _settle(self, call: MapCall, data: bytes, fds: list[int]) -> None:
+        core = self._core
+        try:
+            mapping = _map(data, fds)
+        except KvdRefused as refusal:
+            with core.lock:
+                core.requests.refuse(call.number, refusal)
+                core.room.notify_all()
+            return
+        with core.lock:
+            # Kept even when the caller has gone: whoever asks next finds it.
+            kept = core.regions.setdefault(call.region, mapping)
+            core.requests.answer(call.number, None)
+            core.room.notify_all()
+        if kept is not mapping:
+            mapping.close()
+
+
+def _map(data: bytes, fds: list[int]) -> Mapping:
+    reply = decode_reply(data)
+    if not isinstance(reply, Mapped) or len(fds) != 1:
+        raise KvdRefused("frame_malformed", detail="this is not the memory of a region")
+    try:
+        return map_memory(fds[0], reply.num_bytes)
+    except (ValueError, OSError) as error:
+        raise KvdRefused("frame_malformed", detail=f"memory of a region: {error}") from error

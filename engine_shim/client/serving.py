@@ -1,0 +1,203 @@
+"""The life of one session: frames to and from kvd until the connection ends.
+
+One wait for everything: frames, the attach connection, callers (an eventfd) and the next repetition
+of an event batch. Runs on the client's thread, which alone touches the sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+import zmq
+
+from engine_shim.client.errors import KvdRefused
+from engine_shim.client.greeting import Dealer, Greeted
+from engine_shim.client.options import left_ns
+from engine_shim.client.region_calls import RegionCalls
+from engine_shim.client.session import Core, Session, SessionLost
+from kvd.wire.codec import FrameError, server_codec
+from kvd.wire.messages import Answer, Error, Events, Query, Seen, ServerFrame
+
+EVENTS_DEADLINE_MS: Final = 600_000
+"""Slot events never expire; the field must be filled."""
+
+ANSWER_DEADLINE_MS: Final = 10_000
+FRAMES_PER_TURN: Final = 64
+"""Frames read before callers are served again."""
+
+SESSION_OVER: Final = frozenset(
+    {"unauthorized", "stale_boot", "stale_incarnation", "engine_unknown"}
+)
+"""Refusals of any request that only a new attach can cure."""
+
+
+class Serving:
+    """One session's traffic."""
+
+    def __init__(self, core: Core, incarnation: int, greeted: Greeted, session: Session) -> None:
+        self._core = core
+        self._incarnation = incarnation
+        self._session = session
+        self._sock = greeted.attachment.sock
+        self._dealer: Dealer = greeted.dealer
+        self._regions = RegionCalls(core, self._sock)
+        self._decode = server_codec(1 << 62).decode
+        self._answers: set[int] = set()
+        self._blocked: deque[bytes] = deque()
+
+    def run(self) -> None:
+        """Serve until the client closes.
+
+        Raises: SessionLost.
+        """
+        core, dealer = self._core, self._dealer
+        gate = self._session.gate
+        attach_fd = self._sock.fileno()
+        poller = zmq.Poller()
+        poller.register(attach_fd, zmq.POLLIN)
+        poller.register(core.wakeup.fd, zmq.POLLIN)
+        while not core.is_closing:
+            wait_ms = self._send_due()
+            poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if self._blocked else 0))
+            ready = dict(poller.poll(wait_ms))
+            if core.wakeup.fd in ready:
+                core.wakeup.clear()
+            if dealer in ready:
+                self._read_frames()
+            if attach_fd in ready:
+                self._regions.read()
+            if gate is not None and gate.is_suspect:
+                raise SessionLost(core.gone("a wait on the gate page ended"))
+
+    # Sending ----------------------------------------------------------------------------------
+
+    def _send_due(self) -> int | None:
+        """Send everything that may be sent now; returns how long to wait for more, ms."""
+        core = self._core
+        while self._blocked:
+            if not self._try_send(self._blocked[0]):
+                return None
+            self._blocked.popleft()
+        while True:
+            data = self._next_events() or self._next_request()
+            if data is None:
+                break
+            if not self._try_send(data):
+                self._blocked.append(data)
+                return None
+        self._regions.ask()
+        with core.lock:
+            due = core.stream.next_due()
+        return None if due is None else -(-left_ns(due) // 1_000_000)
+
+    def _try_send(self, data: bytes) -> bool:
+        try:
+            self._dealer.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _next_events(self) -> bytes | None:
+        core, session = self._core, self._session
+        with core.lock:
+            now = time.monotonic_ns()
+            core.stream.tick(now)
+            if not core.stream.is_due(now):
+                return None
+            number = core.requests.number()
+            batch = core.stream.take(number, now, session.event_bytes_max)
+        return session.codec.encode(
+            Events(
+                number,
+                session.token,
+                EVENTS_DEADLINE_MS,
+                session.boot_id,
+                self._incarnation,
+                batch.first_no,
+                batch.items,
+            )
+        )
+
+    def _next_request(self) -> bytes | None:
+        core = self._core
+        with core.lock:
+            while core.outbox:
+                number, data = core.outbox.popleft()
+                if core.requests.is_open(number):
+                    return data
+        return None
+
+    # Receiving --------------------------------------------------------------------------------
+
+    def _read_frames(self) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._read_frame(parts)
+
+    def _read_frame(self, parts: list[bytes]) -> None:
+        core = self._core
+        try:
+            if len(parts) != 1:
+                raise FrameError("frame_malformed", {"detail": f"{len(parts)} parts, not 1"})
+            frame = self._decode(parts[0])
+        except FrameError as error:
+            with core.lock:
+                core.replies_malformed += 1
+                if core.requests.is_open(error.request_no):
+                    core.requests.refuse(error.request_no, KvdRefused(error.code, **error.context))
+                    core.room.notify_all()
+            return
+        if frame.boot_id != self._session.boot_id:
+            raise SessionLost(core.gone("another life of kvd answers"))
+        if isinstance(frame, Query):
+            self._answer(frame)
+            return
+        with core.lock:
+            self._reply(frame)
+            core.room.notify_all()
+
+    def _reply(self, frame: ServerFrame) -> None:
+        """A reply to events, to a request, or to an answer of ours; the lock is held."""
+        core, number = self._core, frame.request_no
+        if number in self._answers:
+            self._answers.discard(number)
+        elif isinstance(frame, Seen):
+            if not core.stream.seen(number, frame.next_no, frame.codes):
+                raise SessionLost(core.gone("it acknowledges events that it was not sent"))
+        elif not isinstance(frame, Error):
+            core.requests.answer(number, frame)
+        elif core.stream.owns(number):
+            now, want = time.monotonic_ns(), frame.context.get("want", "")
+            if not core.stream.refused(number, frame.code, want, now):
+                raise SessionLost(KvdRefused(frame.code, **frame.context))
+        else:
+            core.requests.refuse(number, KvdRefused(frame.code, **frame.context))
+        if isinstance(frame, Error) and frame.code in SESSION_OVER:
+            raise SessionLost(KvdRefused(frame.code, **frame.context))
+
+    def _answer(self, query: Query) -> None:
+        """Tell the truth about one of our holds; should it get lost, kvd asks again."""
+        core, session = self._core, self._session
+        with core.lock:
+            core.queries += 1
+            truth = core.books.truth(query.slot, query.epoch, query.kind, query.owner)
+            number = core.requests.number()
+        self._answers.add(number)
+        answer = Answer(
+            number,
+            session.token,
+            ANSWER_DEADLINE_MS,
+            session.boot_id,
+            self._incarnation,
+            query.slot,
+            query.epoch,
+            query.kind,
+            query.owner,
+            truth,
+        )
+        self._blocked.append(session.codec.encode(answer))
