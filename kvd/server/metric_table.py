@@ -61,7 +61,7 @@ _POOL: Final = (
     _counter("lookup_blocks_asked", "Blocks asked for in look-ups: the denominator of hits."),
     _counter("lookup_blocks_hit", "Blocks of these that were found."),
     _counter("blocks_evicted", "Ready blocks that made room."),
-    _counter("blocks_poisoned", "Blocks whose data became invalid."),
+    _counter("blocks_poisoned", "Blocks poisoned by an engine or with a tenancy, not by a save."),
     _counter("commits", "Commits by outcome: pending, ready, duplicate.", "outcome"),
     _counter("saves", "Saves that ended, by outcome: ok, failed.", "outcome"),
     _counter("leases_expired", "Look-ups whose pins ended because nobody renewed them."),

@@ -20,7 +20,7 @@ Work: TypeAlias = Generator[None, None, T]
 STRIDE: Final = 32
 """Items of a table between two yields: 32 x at most 30 us is under 1 ms."""
 
-SLICE_NS: Final = 2_000_000
+SLICE_NS: Final = 1_500_000
 """CPU time after which the loop goes on; with one stride on top a callback stays under 5 ms."""
 
 

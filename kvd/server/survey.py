@@ -22,6 +22,7 @@ from kvd.server.models import SlotState
 from kvd.server.sliced import STRIDE, Work
 
 _STORY_DEPTH: Final = 8192
+_KEYS_MAX: Final = 16
 _PARTIES_MAX: Final = 8
 _NAMES_MAX: Final = 5
 
@@ -289,7 +290,8 @@ def last_event(state: State, wait: Wait) -> Work[Entry | None]:
     recent = list(islice(story, max(0, len(story) - _STORY_DEPTH), None))
     yield
     for number, entry in enumerate(reversed(recent)):
-        if any(names(key) for key in entry.keys):
+        # What waits stands in front; a long tail of keys is the blocks of a reservation.
+        if any(names(key) for key in entry.keys[:_KEYS_MAX]):
             return entry
         if number % (8 * STRIDE) == 0:
             yield

@@ -15,7 +15,7 @@ from kvd.server.models_tables import ConfigEntry, ConfigPage, StoryEntry, StoryP
 from kvd.server.node_view import NodeView
 from kvd.server.sliced import Work
 
-ENTRIES_MAX: Final = 1000
+ENTRIES_MAX: Final = 500
 """Most entries of one story."""
 
 _STEP: Final = 256
