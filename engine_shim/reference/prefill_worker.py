@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.client import ClientOptions, KvdClient, KvdRefused, MemberIdentity
 from engine_shim.device_cpu import CpuDevice
 from engine_shim.pipeline import PipelineOptions, PrefillPipeline
+from engine_shim.reference import orders as od
 from engine_shim.reference.collective import Collective
 from engine_shim.reference.config import ModelConfig
 from engine_shim.reference.engine_prefill import PrefillEngine
@@ -17,6 +19,7 @@ from engine_shim.reference.model import SparseModel
 from engine_shim.reference.rank_group import RankGroup
 from engine_shim.reference.ring_cache import SlotTensors
 from engine_shim.ring import device_layout
+from engine_shim.steps import StepFailed
 from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import RingPlan
 
@@ -131,7 +134,54 @@ class PrefillWorker:
             )
             self._undo = undo.pop_all()
 
+    def ready(self) -> od.Ready:
+        """What to say once it is."""
+        ring = self.pipeline.ring
+        return od.Ready(os.getpid(), ring.device_bytes, ring.resident_bytes, ring.why)
+
+    def handle(self, order: od.Order, say: od.Say) -> None:
+        """Carry out one order."""
+        match order:
+            case od.Prefill(request, tokens, targets):
+
+                def progress(done: int, total: int) -> None:
+                    say(od.Progress(request, done, total))
+
+                result = self.engine.prefill(request, tokens, targets, progress)
+                self.client.stats({"spare_left": float(self.pipeline.figures().spares_left)})
+                say(
+                    od.Prefilled(
+                        request,
+                        result.num_tokens,
+                        result.hit_tokens,
+                        result.num_steps,
+                        result.seconds,
+                        result.first_token,
+                    )
+                )
+            case od.Report():
+                say(od.Figures(self._figures()))
+            case _:
+                raise StepFailed("order_refused", "a prefill engine does not do this")
+
+    def _figures(self) -> dict[str, float]:
+        figures = self.pipeline.figures()
+        return {
+            "loaded_bytes": float(figures.loaded_bytes),
+            "saved_bytes": float(figures.saved_bytes),
+            "exposed_s": figures.exposed_s,
+            "load_s": figures.load_s,
+            "save_s": figures.save_s,
+            "spares_left": float(figures.spares_left),
+        }
+
+    def follow(self) -> None:
+        """Be another rank until the engine ends."""
+        self.engine.follow()
+
     def close(self) -> None:
         """Stop, say goodbye, give everything back."""
         self.engine.close()
+        with suppress(KvdRefused):
+            self.client.goodbye()
         self._undo.close()

@@ -22,8 +22,10 @@ CONNECT_SECONDS: Final = 60.0
 class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     """One thing for all ranks to do.
 
-    kind:   `run` a step, `forget` a request, `stop`; decode engines have kinds of their own.
-    tokens: the step's token ids.
+    kind:   `run` a prefill step, `forget` a request, `decode` one, `stop`.
+    tokens: the step's token ids, of a decode the whole prompt; then request.end is the number of
+            new tokens.
+    width:  positions in one decode step.
     last:   wait until everything is saved.
     rebind: slot whose layers move to a spare before the step, -1 for none.
     """
@@ -33,6 +35,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int] = []
     last: bool = False
     rebind: int = -1
+    width: int = 1
 
     @classmethod
     def run(cls, request: StepRequest, tokens: list[int], last: bool) -> StepOrder:

@@ -1,0 +1,193 @@
+"""Puts a decode rank together: model, device, hot buffers, region, kvd."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from engine_shim.client import ClientOptions, KvdClient, KvdRefused, MemberIdentity
+from engine_shim.device_cpu import CpuDevice
+from engine_shim.reference import orders as od
+from engine_shim.reference.block_ids import BlockIds
+from engine_shim.reference.collective import Collective
+from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.engine_decode import DecodeEngine
+from engine_shim.reference.hot_cache import HotStore, region_layout
+from engine_shim.reference.layouts import INDEXER
+from engine_shim.reference.model import SparseModel
+from engine_shim.reference.rank_group import RankGroup
+from engine_shim.ring import resident_part
+from engine_shim.steps import StepFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """How a decode engine is set up; see `serve.py` for its command line.
+
+    max_tokens:    longest sequence, new tokens included.
+    num_requests:  sequences of that length that the region holds.
+    hot_rows:      rows of a hot buffer in each layer, 0 for twice the selection.
+    max_width:     positions of a decode step at most.
+    kv_port:       base of the ports where kvd listens for producers, 0 for none.
+    """
+
+    engine: str
+    runtime_dir: str = ""
+    max_tokens: int = 32768
+    num_requests: int = 2
+    block_tokens: int = 128
+    hot_rows: int = 0
+    max_width: int = 4
+    kv_port: int = 0
+    host: str = "127.0.0.1"
+    transfer_deadline_s: float = 120.0
+
+
+class DecodeWorker:
+    """One rank, ready to decode; closes everything that it made."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: DecodeOptions,
+        collective: Collective,
+        group: RankGroup,
+        client_options: ClientOptions | None = None,
+    ) -> None:
+        """Attach to kvd, get the region, make the hot buffers.
+
+        Raises: KvdRefused, DeviceError, ValueError; nothing is left then.
+        """
+        rank, size = collective.rank, collective.size
+        blocks = options.num_requests * -(-options.max_tokens // options.block_tokens)
+        layout = region_layout(config, blocks, options.block_tokens)
+        index, index_bytes = resident_part(
+            INDEXER,
+            config.index_row_bytes,
+            list(config.index_layers),
+            blocks,
+            options.block_tokens,
+            0,
+        )
+        with ExitStack() as undo:
+            self._device = CpuDevice()
+            undo.callback(self._device.close, 5_000_000_000)
+            self._device.bind_thread()
+            resident = self._device.alloc(index_bytes, "indexer")
+            undo.callback(resident.close)
+            identity = MemberIdentity(
+                engine=options.engine,
+                member=f"rank{rank}",
+                is_scheduler=rank == 0,
+                rank=rank,
+                tp_size=size,
+                memory_fd=resident.fd,
+                memory_bytes=index_bytes,
+                resident=(index,),
+                kv_port=options.kv_port,
+            )
+            self.client = KvdClient(identity, options.runtime_dir, client_options)
+            undo.callback(self.client.close)
+            self.client.open()
+            name = f"{options.engine}-kv"
+            region = self.client.region_create(
+                name,
+                config.num_layers,
+                blocks,
+                options.block_tokens,
+                config.main_row_bytes,
+                options.transfer_deadline_s,
+            )
+            self.store = HotStore(
+                config,
+                self._device,
+                region,
+                layout,
+                slots=options.hot_rows or 2 * config.index_topk,
+                num_buffers=options.num_requests,
+                max_step_tokens=options.max_width,
+                index_memory=resident,
+                writes_region=rank == 0,
+            )
+            undo.callback(self.store.close)
+            self._device_bytes = index_bytes + self.store.hot.layout.num_bytes
+            self._resident_bytes = config.token_bytes * blocks * options.block_tokens
+            self._max_width = options.max_width
+            port = options.kv_port + rank if options.kv_port else 0
+            self.engine = DecodeEngine(
+                SparseModel(config, rank, collective),
+                self.client,
+                self.store,
+                name,
+                BlockIds(blocks),
+                group,
+                peer=f"{options.host}:{port}",
+                transfer_deadline_s=options.transfer_deadline_s,
+            )
+            self._undo = undo.pop_all()
+
+    def ready(self) -> od.Ready:
+        """What to say once it is."""
+        return od.Ready(os.getpid(), self._device_bytes, self._resident_bytes)
+
+    def handle(self, order: od.Order, say: od.Say) -> None:
+        """Carry out one order."""
+        match order:
+            case od.Expect(request, num_tokens, num_new):
+                say(od.Expecting(request, self.engine.expect(request, num_tokens, num_new)))
+            case od.Decode():
+                self._decode(order, say)
+            case od.Drop(request):
+                self.engine.drop(request)
+                say(od.Figures({}))
+            case od.Report():
+                say(od.Figures(self._figures()))
+            case _:
+                raise StepFailed("order_refused", "a decode engine does not do this")
+
+    def _decode(self, order: od.Decode, say: od.Say) -> None:
+        if not 1 <= order.width <= self._max_width:
+            raise StepFailed("order_refused", f"width is 1 to {self._max_width}")
+        result = self.engine.decode(
+            order.request, order.tokens, order.num_new, order.width, order.deadline_s
+        )
+        figures = self._figures()
+        self.client.stats(figures)
+        done = result.decoded
+        say(
+            od.Decoded(
+                order.request,
+                done.tokens,
+                done.num_steps,
+                done.num_accepted,
+                done.num_rejected,
+                done.logits_digest,
+                result.waited_s,
+                result.seconds,
+            )
+        )
+
+    def _figures(self) -> dict[str, float]:
+        figures = self.store.statistics()
+        rows = figures.rows
+        return {
+            "hot_selected": float(rows.selected),
+            "hot_merged": float(rows.merged),
+            "hot_hits": float(rows.hits),
+            "hot_misses": float(rows.misses),
+            "hot_scratch": float(rows.scratch),
+            "hot_evicted": float(rows.evicted),
+            "hot_holes": float(figures.holes),
+        }
+
+    def follow(self) -> None:
+        """Be another rank until the engine ends."""
+        self.engine.follow()
+
+    def close(self) -> None:
+        """Stop and give everything back."""
+        self.engine.close()
+        with suppress(KvdRefused):
+            self.client.goodbye()
+        self._undo.close()
