@@ -23,6 +23,7 @@ SUITES: Final = MappingProxyType(
         "scripts": ("tests/golden/test_golden.py", "-k", "test_script and not one_outcome"),
         "slot machine": ("tests/stateful/test_release_machine.py",),
         "block machine": ("tests/stateful/test_block_machine.py",),
+        "blocks by example": ("tests/unit/core/test_block_table.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),
     }
 )
