@@ -202,7 +202,9 @@ class AdminClient:
         headers = {VERSION_HEADER: __version__, "Accept": "application/json"}
         self._connection.request("GET", target, headers=headers)
         response = self._connection.getresponse()
-        body = response.read(_BODY_BYTES_MAX)
+        if (response.length or 0) > _BODY_BYTES_MAX:
+            raise http.client.LineTooLong("body")
+        body = response.read()
         self._hear_version(response.getheader(VERSION_HEADER, ""))
         return response.status, body
 
@@ -228,6 +230,8 @@ class AdminClient:
             return f"it did not answer within {self._answer_seconds:g} s"
         if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
             return "it closed the connection"
+        if isinstance(error, http.client.IncompleteRead):
+            return "its answer was cut off"
         if isinstance(error, http.client.HTTPException):
             return "what answers there is not kvd"
         return error.strerror or str(error)
