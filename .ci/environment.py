@@ -1,0 +1,316 @@
+"""Environments of this checkout: `python3 .ci/environment.py make`, or another action.
+
+Needs nothing but Python 3.11 and its standard library, so that it runs on a bare machine.
+
+Everything lives under `$XDG_CACHE_HOME/kvd-env` (default `~/.cache/kvd-env`) and is named by a
+digest of what it was made from, so nothing is ever changed once it is complete::
+
+    dev-<digest of requirements/dev.lock and the Python version>    third-party packages
+    base-<digest of requirements/base.lock and the Python version>  what a node needs, no more
+    wheel-kvd-<digest of the sources>                               this checkout's wheel
+    dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>           packages and wheel together
+
+The last kind is a venv that sees the packages of the first two through a path file and holds
+nothing but the wheel: making one anew after an edit takes seconds, and a test run in another
+checkout keeps the one it started with. A file lock is held while a directory is made, and the
+directory counts only once it holds the file `complete`; so two makes at once wait for each other,
+and one that was killed leaves nothing that is taken for whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BUILD: Final = ROOT / "build"
+LINK: Final = ROOT / ".venv"
+COMPLETE: Final = "complete"
+MACHINE: Final = f"{sys.version} {sysconfig.get_platform()} {platform.libc_ver()}"
+IN_WHEEL: Final = ("kvd", "engine_shim", "kernels", "pyproject.toml", "LICENSE", "README.md")
+NOT_SOURCES: Final = frozenset({".pyc", ".so", ".o"})
+HEARTBEAT_SECONDS: Final = 10.0
+KEEP_SECONDS: Final = 7 * 24 * 3600.0
+PYTHON_MIN: Final = (3, 11)
+
+
+class SetupError(Exception):
+    """What is missing, and what to do about it."""
+
+
+def main() -> int:
+    """Make an environment and print its path."""
+    actions = "\n".join(f"  {name:<8} {(act.__doc__ or "").partition(chr(10))[0]}" for name, act in _ACTIONS.items())
+    parser = argparse.ArgumentParser(
+        "environment.py", epilog=actions, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=tuple(_ACTIONS))
+    what = parser.parse_args().what
+    try:
+        print(_ACTIONS[what]())
+    except SetupError as error:
+        print(f"environment: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def where() -> Path:
+    """Return the directory of all environments, made or not."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache).absolute() / "kvd-env"
+
+
+def make() -> Path:
+    """Make the environment of tests and linters, and point `.venv` at it."""
+    made = _with_wheel("dev")
+    _point(LINK, made)
+    _prune(made)
+    return made
+
+
+def bare() -> Path:
+    """Make the environment of a node: the locked packages of the daemon and the wheel."""
+    return _with_wheel("base")
+
+
+def wheel() -> Path:
+    """Build this checkout's wheel; returns the file.
+
+    The digest is taken again after the build: an edit in between would leave it with a wrong name.
+    """
+    tools = _packages("dev")
+    for _ in range(3):
+        digest = _digest(tools.name.encode(), *_sources())
+        made = where() / f"wheel-kvd-{digest}"
+        with _making(made) as needed:
+            if needed:
+                _build_wheel(tools, made)
+                if _digest(tools.name.encode(), *_sources()) != digest:
+                    shutil.rmtree(made)
+        if made.exists():
+            return next(made.glob("kvd-*.whl"))
+    raise SetupError("the sources changed during each of three builds; try again when they rest")
+
+
+def develop() -> Path:
+    """Make `build/develop`, where kvd is the checkout itself; for people who edit kernels."""
+    packages = _packages("dev")
+    with _lock(BUILD / "develop.lock", "build/develop"):
+        made = BUILD / "develop"
+        shutil.rmtree(made, ignore_errors=True)
+        _thin_venv(made, packages)
+        editable = ("install", "--no-deps", "--no-index", "--no-build-isolation", "-e", str(ROOT))
+        _run("installing the checkout", (*_pip_into(made, packages), *editable), made / "log")
+    return made
+
+
+_ACTIONS: Final = {"make": make, "bare": bare, "wheel": wheel, "develop": develop, "where": where}
+
+
+def _digest(*parts: bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.hexdigest()[:12]
+
+
+def _packages(name: str) -> Path:
+    """Return the environment with the packages of requirements/NAME.lock, made if need be."""
+    locks = [ROOT / "requirements" / "base.lock", ROOT / "requirements" / f"{name}.lock"]
+    digest = _digest(MACHINE.encode(), *(lock.read_bytes() for lock in locks))
+    made = where() / f"{name}-{digest}"
+    with _making(made) as needed:
+        if needed:
+            _need_system_packages()
+            python = made / "bin" / "python"
+            log = made / "log"
+            _run("making a venv", (sys.executable, "-m", "venv", str(made)), log)
+            install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(locks[-1]))
+            what = f"installing {locks[-1].relative_to(ROOT)}"
+            _run(f"{what}, once per machine", (str(python), *install), log)
+    return made
+
+
+def _with_wheel(name: str) -> Path:
+    """Return the environment of requirements/NAME.lock plus this checkout's wheel."""
+    packages, built = _packages(name), wheel()
+    made = where() / f"{packages.name}-{built.parent.name.removeprefix('wheel-')}"
+    with _making(made) as needed:
+        if needed:
+            _thin_venv(made, packages)
+            install = ("install", "--no-deps", "--no-index", "--force-reinstall", str(built))
+            pip = _pip_into(made, _packages("dev"))
+            _run("installing the wheel", (*pip, *install), made / "log")
+    return made
+
+
+def _sources() -> Iterator[bytes]:
+    for top in IN_WHEEL:
+        start = ROOT / top
+        for path in [start] if start.is_file() else sorted(start.rglob("*")):
+            is_source = path.suffix not in NOT_SOURCES and "__pycache__" not in path.parts
+            if is_source and path.is_file():
+                yield str(path.relative_to(ROOT)).encode()
+                yield path.read_bytes()
+
+
+def _build_wheel(tools: Path, into: Path) -> None:
+    """Build the wheel with what `tools` holds; nothing is downloaded.
+
+    The build directory is kept between builds, so only what changed is compiled again.
+    """
+    with _lock(BUILD / "wheel.lock", "the wheel"):
+        offline = ("wheel", "--no-deps", "--no-index", "--no-build-isolation")
+        where_built = f"build-dir={BUILD / f'native-{tools.name}'}"
+        options = ("--config-settings", where_built, "--wheel-dir", str(into), str(ROOT))
+        command = (str(tools / "bin" / "python"), "-m", "pip", *offline, *options)
+        _run("building the wheel", command, into / "log")
+
+
+def _thin_venv(made: Path, packages: Path) -> None:
+    """Make a venv that holds nothing and sees the packages of another."""
+    log = made / "log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    _run("making a venv", (sys.executable, "-m", "venv", "--without-pip", str(made)), log)
+    site = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    (made / site / "packages.pth").write_text(f"{packages / site}\n", encoding="utf-8")
+    ruff = packages / "bin" / "ruff"
+    if ruff.exists():  # its Python module looks for the program beside the interpreter only
+        (made / "bin" / "ruff").symlink_to(ruff)
+
+
+def _pip_into(made: Path, tools: Path) -> tuple[str, ...]:
+    pip = (str(tools / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+    return (*pip, "--python", str(made / "bin" / "python"))
+
+
+def _point(link: Path, to: Path) -> None:
+    """Make `link` point at a directory in one step.
+
+    Raises: SetupError where a directory of the user's own has that name.
+    """
+    if link.exists() and not link.is_symlink():
+        raise SetupError(f"{link} is not a link made here: move it away, then try again")
+    new = link.with_name(f"{link.name}.{os.getpid()}")
+    new.symlink_to(to)
+    new.replace(link)
+
+
+def _prune(kept: Path) -> None:
+    """Remove what a week went by without: environments with a wheel, but for the newest."""
+    os.utime(kept / COMPLETE)
+    for marker in where().glob(f"*-kvd-*/{COMPLETE}"):
+        if marker.parent != kept and time.time() - marker.stat().st_mtime > KEEP_SECONDS:
+            marker.unlink()
+            shutil.rmtree(marker.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _making(made: Path) -> Iterator[bool]:
+    """Hold the lock of a directory; yields whether it has to be made, and marks it complete."""
+    marker = made / COMPLETE
+    if marker.exists():
+        yield False
+        return
+    with _lock(made.parent / "locks" / made.name, str(made)):
+        if marker.exists():
+            yield False
+            return
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        yield True
+        if made.exists():
+            marker.touch()
+
+
+@contextlib.contextmanager
+def _lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a file lock; the kernel drops it when its holder ends in whatever way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"another make is busy with {what}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _need_system_packages() -> None:
+    """Install the Debian packages that are missing, or say which.
+
+    Raises: SetupError naming the command, where it cannot be run from here.
+    """
+    if sys.version_info < PYTHON_MIN:
+        have = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise SetupError(f"Python {have} is too old: make PYTHON=python3.11, or newer")
+    missing = []
+    if not any(shutil.which(compiler) for compiler in ("c++", "g++", "clang++")):
+        missing.append("g++")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("python3-dev")
+    if subprocess.run((sys.executable, "-c", "import ensurepip, venv"), check=False).returncode:
+        missing.append("python3-venv")
+    if not missing:
+        return
+    command = ("apt-get", "install", "-y", "--no-install-recommends", *missing)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SetupError(f"this machine lacks {', '.join(missing)}: sudo {' '.join(command)}")
+    _say(f"this machine lacks {', '.join(missing)}")
+    log = where() / "apt.log"
+    _run("apt-get update", ("apt-get", "update"), log)
+    _run(" ".join(command), command, log)
+
+
+def _run(what: str, command: Sequence[str], log: Path) -> None:
+    """Run a step with its output in a log, saying that it goes on while it does.
+
+    Raises: SetupError with the end of the log when the step fails.
+    """
+    _say(what)
+    began = time.monotonic()
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(HEARTBEAT_SECONDS)
+                    break
+                _say(f"  {time.monotonic() - began:.0f} s, {_last_line(log)}")
+        finally:  # an interrupt must not leave it at work on a directory that is not ours any more
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
+        raise SetupError(f"{what} failed ({' '.join(command)}); the end of its output:\n{tail}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    said = (line.strip() for line in reversed(lines))
+    return next((line[:70] for line in said if line and "WARNING" not in line), "nothing said yet")
+
+
+def _say(text: str) -> None:
+    print(f"environment: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Run the tests, tier by tier: `python -m tests [TIER ...] [-- PYTEST OPTIONS]`.
+
+A tier is a directory here that holds tests. Each runs in a process of its own, so that none depends
+on what another has imported, and each prints its seconds; a failed tier does not keep the others
+from running. Without names all run, the quick ones first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+
+ORDER: Final = (
+    "tidy",
+    "unit",
+    "golden",
+    "exhaustive",
+    "kernels",
+    "contract",
+    "docs",
+    "stateful",
+    "sim",
+    "mutants",
+    "integration",
+    "packaging",
+    "e2e",
+)
+"""Known tiers, what fails soonest first; one that is not named here runs after these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a tier ended: its name, pytest's exit status, and seconds."""
+
+    tier: str
+    status: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        verdict = "ok" if self.status == 0 else f"FAILED ({self.status})"
+        return f"{self.tier:<12} {verdict:<10} {self.seconds:7.1f} s"
+
+
+def tiers() -> list[str]:
+    """Return the names of all tiers that hold tests, in the order they run."""
+    found = {path.relative_to(HERE).parts[0] for path in HERE.rglob("test_*.py")}
+    return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
+
+
+def run_tier(name: str, options: Sequence[str]) -> Outcome:
+    """Run one tier; its output goes where ours goes."""
+    print(f"== tests/{name}", flush=True)
+    began = time.monotonic()
+    command = (sys.executable, "-m", "pytest", f"tests/{name}", "-q", *options)
+    # The checkout wins over what is installed, wherever a test's child process stands.
+    paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    status = subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
+    outcome = Outcome(name, status, time.monotonic() - began)
+    print(f"== {outcome.text}", flush=True)
+    return outcome
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tiers that were asked for; returns 1 when any of them failed."""
+    mark = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__.splitlines()[0])
+    parser.add_argument("tier", nargs="*", help=f"of: {', '.join(tiers())}; default: all")
+    chosen = parser.parse_args(arguments[:mark]).tier or tiers()
+    unknown = sorted(set(chosen) - set(tiers()))
+    if unknown:
+        parser.error(f"no such tier: {', '.join(unknown)}; there are {', '.join(tiers())}")
+    outcomes = [run_tier(name, arguments[mark + 1 :]) for name in chosen]
+    print("== seconds by tier")
+    for outcome in outcomes:
+        print(outcome.text)
+    print(f"{'all':<12} {'':<10} {sum(outcome.seconds for outcome in outcomes):7.1f} s")
+    return 1 if any(outcome.status for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
