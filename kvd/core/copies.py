@@ -159,6 +159,15 @@ def check_loads_ended(member: Member, event: se.Computed) -> None:
         raise LocalError("load_open", slot=event.ref.slot)
 
 
+def is_loading(m: State, ref: SlotRef) -> bool:
+    """Whether loads of this tenancy have not ended."""
+    member = m.members.get(ref.member)
+    tenancy = member.held.get(ref.slot) if member is not None else None
+    if member is None or tenancy is None or member.slots[ref.slot].ref != ref:
+        return False
+    return bool(tenancy.load_blocks)
+
+
 def end_load(m: State, member: Member, ref: SlotRef) -> None:
     """The loads of a tenancy have ended, by their own word or because their process died."""
     tenancy = member.held.get(ref.slot)

@@ -231,7 +231,8 @@ def sweep_leaving(m: State, out: list[Effect]) -> None:
         engine = m.engines[ref.engine]
         if engine.members.get(ref.member) is member:
             del engine.members[ref.member]
-        if not engine.members:
+        # Members of an earlier life may still be leaving: their engine stays until then.
+        if not any(other.engine == ref.engine for other in m.members):
             _drop_engine(m, engine, out)
 
 

@@ -92,6 +92,11 @@ def member_answered(m: State, e: ev.MemberAnswered, now: int, out: list[Effect])
     if e.ref != e.slot.member or e.kind is HoldKind.READ:
         m.count("ignored_other_member")
         return
+    ended = e.truth not in (Truth.RUNNING, Truth.UNKNOWN)
+    if e.kind is HoldKind.COMPUTE and ended and copies.is_loading(m, e.slot):
+        # `computed` follows the end of every load, and so does an answer that says the same.
+        m.count("ignored_load_open")
+        return
     feed(m, se.Answered(e.slot, e.kind, e.owner, e.truth), now, out)
     flush(m, out)
 
@@ -173,11 +178,13 @@ def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Eff
         return ""
     tenancy = member.held.get(index)
     if after is not before:
-        member.slots[index] = after
         if after.is_free:
+            # A load can be open still when its process died: the fence came before the death.
+            copies.end_load(m, member, before.ref)
             member.held.pop(index, None)
         elif tenancy is None:
             tenancy = member.held[index] = Tenancy()
+        member.slots[index] = after
     if type(event) is se.Written and after.armed and not before.armed:
         assert tenancy is not None
         copies.arm(m, member, tenancy, event)
