@@ -81,11 +81,15 @@ class Link:
         """Try until there is a session; None when that is given up."""
         core, options = self._core, self._core.options
         attempt_ns = int(options.attempt_s * SECOND_NS)
+        cause: KvdRefused | None = None
         while not core.is_closing:
+            attempt_end = min(end, time.monotonic_ns() + attempt_ns)
             try:
-                greeted = greeter.attempt(min(end, time.monotonic_ns() + attempt_ns))
+                greeted = greeter.attempt(attempt_end)
             except KvdRefused as failure:
-                cause = failure
+                # An attempt that only the last deadline cut short says less than the one before.
+                was_cut = failure.code == "deadline_exceeded" and attempt_end == end
+                cause = cause if cause is not None and was_cut else failure
             else:
                 install(core, greeted)
                 return greeted

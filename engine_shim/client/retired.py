@@ -24,10 +24,10 @@ class RetiredMappings:
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(1 for mapping in self._waiting if not mapping.closed)
+            return len(self._waiting)
 
     def add(self, mappings: Iterable[Mapping]) -> None:
-        """Close these, and whatever could not be closed before, without waiting."""
+        """Close these, and whatever could not be closed before, without waiting for it."""
         thread = threading.Thread(target=self._close_all, name="kvd-client-unmap", daemon=True)
         with self._lock:
             self._waiting.extend(mappings)
@@ -37,14 +37,14 @@ class RetiredMappings:
 
     def _close_all(self) -> None:
         with self._lock:
-            waiting = list(self._waiting)
-        for mapping in waiting:
+            mine, self._waiting = self._waiting, []
+        for mapping in mine:
             try:
                 mapping.close()
             except BufferError:
-                continue  # a view is alive: the next loss, or the end of the client, tries again
-            with self._lock:
-                self._waiting.remove(mapping)
+                # A view is alive: the next loss, or the end of the client, tries again.
+                with self._lock:
+                    self._waiting.append(mapping)
 
     def finish(self) -> None:
         """Try everything once more and wait for copies in flight to end."""

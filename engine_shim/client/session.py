@@ -272,4 +272,4 @@ def _why(failure: KvdRefused | None) -> str:
         return "the connection is lost"
     if failure.code == "unreachable":
         return failure.context["detail"]
-    return str(failure)
+    return f"{failure.code}: {failure.what}".rstrip(".")

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -46,9 +47,10 @@ OPTIONS: Final = ClientOptions(
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for a condition that another thread brings about."""
     end = time.monotonic() + seconds
+    pause = threading.Event()  # a spinning test would keep the others off the interpreter
     while not condition():
         assert time.monotonic() < end, "the condition did not come about"
-        os.sched_yield()
+        pause.wait(0.001)
 
 
 class FakeKvd:
@@ -58,6 +60,7 @@ class FakeKvd:
         self.directory = directory
         self.boot_id = os.urandom(BOOT_ID_BYTES)
         self.next_no = 0
+        self._codes: dict[int, str] = {}
         self.words: dict[int, tuple[int, int]] = {}
         self.seen: list[items.SlotItem] = []
         self.frames: list[msg.ClientFrame] = []
@@ -198,7 +201,8 @@ class FakeKvd:
                 self._connections[connection.fileno()] = connection
             for fd, connection in list(self._connections.items()):
                 if fd in ready:
-                    self._attach(connection)
+                    with suppress(ConnectionError):  # it may have given up meanwhile
+                        self._attach(connection)
 
     def _attach(self, connection: socket.socket) -> None:
         data, fds, _ = seqpacket.receive(connection)
@@ -287,11 +291,12 @@ class FakeKvd:
         if frame.first_no > self.next_no:
             context = {"got": str(frame.first_no), "want": str(self.next_no)}
             return msg.Error(number, boot, "out_of_order", context)
-        known = self.next_no - frame.first_no
-        fresh = frame.items[known:]
-        codes = [""] * min(known, len(frame.items)) + [self.code_of(item) for item in fresh]
-        self.seen += fresh
-        self.next_no = max(self.next_no, frame.first_no + len(frame.items))
+        for item in frame.items[self.next_no - frame.first_no :]:
+            self._codes[self.next_no] = self.code_of(item)
+            self.seen.append(item)
+            self.next_no += 1
+        end = frame.first_no + len(frame.items)
+        codes = [self._codes[at] for at in range(frame.first_no, end)]
         return msg.Seen(number, boot, self.next_no, codes if any(codes) else [])
 
     def _send(self, frame: msg.ServerFrame | bytes) -> None:

@@ -18,22 +18,22 @@ Call = Callable[[KvdClient], object]
 
 HASH = b"h" * 32
 
-CALLS: dict[str, Call] = {
-    "lookup": lambda c: c.lookup("r", [HASH], deadline_s=0.02),
-    "reserve": lambda c: c.reserve("r", 1, deadline_s=0.02),
-    "commit": lambda c: c.commit([1], [HASH], [4], deadline_s=0.02),
-    "unpin": lambda c: c.unpin("r", deadline_s=0.02),
-    "abort": lambda c: c.abort("r", deadline_s=0.02),
-    "renew": lambda c: c.renew("r", deadline_s=0.02),
-    "poison": lambda c: c.poison([1], deadline_s=0.02),
-    "region_create": lambda c: c.region_create("g", 1, 2, 3, 4, deadline_s=0.02),
-    "region_destroy": lambda c: c.region_destroy("g", deadline_s=0.02),
-    "allocated": lambda c: c.allocated("g", [(1, 1)], deadline_s=0.02),
-    "expect": lambda c: c.expect("t", "g", [1], 4, 1, 60, deadline_s=0.02),
-    "await_transfer": lambda c: c.await_transfer("t", deadline_s=0.02),
-    "drop_transfer": lambda c: c.drop_transfer("t", deadline_s=0.02),
-    "stats": lambda c: c.stats({"x": 1.0}, deadline_s=0.02),
-    "goodbye": lambda c: c.goodbye(deadline_s=0.02),
+CALLS: dict[str, Callable[[KvdClient, float], object]] = {
+    "lookup": lambda c, s: c.lookup("r", [HASH], deadline_s=s),
+    "reserve": lambda c, s: c.reserve("r", 1, deadline_s=s),
+    "commit": lambda c, s: c.commit([1], [HASH], [4], deadline_s=s),
+    "unpin": lambda c, s: c.unpin("r", deadline_s=s),
+    "abort": lambda c, s: c.abort("r", deadline_s=s),
+    "renew": lambda c, s: c.renew("r", deadline_s=s),
+    "poison": lambda c, s: c.poison([1], deadline_s=s),
+    "region_create": lambda c, s: c.region_create("g", 1, 2, 3, 4, deadline_s=s),
+    "region_destroy": lambda c, s: c.region_destroy("g", deadline_s=s),
+    "allocated": lambda c, s: c.allocated("g", [(1, 1)], deadline_s=s),
+    "expect": lambda c, s: c.expect("t", "g", [1], 4, 1, 60, deadline_s=s),
+    "await_transfer": lambda c, s: c.await_transfer("t", deadline_s=s),
+    "drop_transfer": lambda c, s: c.drop_transfer("t", deadline_s=s),
+    "stats": lambda c, s: c.stats({"x": 1.0}, deadline_s=s),
+    "goodbye": lambda c, s: c.goodbye(deadline_s=s),
 }
 
 FRAMES: dict[str, type] = {
@@ -69,7 +69,7 @@ def test_every_call_ends_at_its_deadline(connect: Connect, kvd: FakeKvd, name: s
     client = connect()
     kvd.silent_on(FRAMES[name])
     began = time.monotonic()
-    error = refusal(lambda: CALLS[name](client))
+    error = refusal(lambda: CALLS[name](client, 0.02))
     assert error.code == "deadline_exceeded"
     assert 0.02 <= time.monotonic() - began < 2
     assert client.state is LinkState.ATTACHED
@@ -86,7 +86,7 @@ def test_every_call_brings_kvds_refusal(connect: Connect, kvd: FakeKvd, name: st
             frame.request_no, kvd.boot_id, "limit_reached", {"what": "requests", "value": "9"}
         ),
     )
-    error = refusal(lambda: CALLS[name](client))
+    error = refusal(lambda: CALLS[name](client, 5))
     assert error.code == "limit_reached"
     assert error.context == {"what": "requests", "value": "9"}
     assert str(error) == "limit_reached: kvd refused (what=requests, value=9)."
@@ -100,7 +100,7 @@ def test_every_call_refuses_the_reply_of_another_operation(
     kvd.on(
         FRAMES[name], lambda frame: msg.HelloOk(frame.request_no, kvd.boot_id, 1, 0, 0, [], 0, 1, 1)
     )
-    error = refusal(lambda: CALLS[name](client))
+    error = refusal(lambda: CALLS[name](client, 5))
     assert error.code == "frame_malformed"
     assert "HelloOk" in str(error)
 
