@@ -154,7 +154,7 @@ def test_prepared_models_need_not_be_built_by_a_request() -> None:
 def test_what_answers_the_first_probe_loads_little() -> None:
     code = (
         "import sys, kvd.server.admin; "
-        "print(*sorted({'pydantic', 'prometheus_client', 'structlog', 'rich', 'zmq', "
+        "print(*sorted({'aiohttp', 'pydantic', 'prometheus_client', 'structlog', 'rich', 'zmq', "
         "'kvd.core.state', 'kvd.server.views'} & set(sys.modules)))"
     )
     done = subprocess.run(
