@@ -279,8 +279,13 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without settings that would reach into the children's kvd."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("KVD_")}
+    """Our environment without settings that would reach into the children's kvd.
+
+    Threads of a parallel region that wait must sleep: engines and kvds share few cores, and a
+    spinning thread would keep the one from running that it waits for.
+    """
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KVD_")}
+    return kept | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def pause(seconds: float) -> None:
