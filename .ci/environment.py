@@ -52,9 +52,11 @@ class SetupError(Exception):
 
 def main() -> int:
     """Make an environment and print its path."""
-    actions = "\n".join(f"  {name:<8} {(act.__doc__ or "").partition(chr(10))[0]}" for name, act in _ACTIONS.items())
+    lines = [f"  {name:<8} {(act.__doc__ or '').splitlines()[0]}" for name, act in _ACTIONS.items()]
     parser = argparse.ArgumentParser(
-        "environment.py", epilog=actions, formatter_class=argparse.RawDescriptionHelpFormatter
+        "environment.py",
+        epilog="\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=tuple(_ACTIONS))
     what = parser.parse_args().what
