@@ -60,6 +60,7 @@ class Activity:
     ok: bool = False
 
     def truth(self) -> str:
+        """What became of it, for kvd's question."""
         if self.ended is None or not self.ended.is_settled:
             return RUNNING
         taken = self.ended.code == ""

@@ -15,7 +15,8 @@ from engine_shim.client import ClientOptions, KvdClient, KvdRefused, LinkState, 
 from kvd.wire import attach
 from kvd.wire import messages as msg
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, Part
-from tests.unit.client.conftest import POOL_BYTES, FakeKvd, raw, until
+from tests.unit.client.fake_kvd import POOL_BYTES, FakeKvd, raw
+from tests.unit.client.waiting import until
 
 Connect = Callable[..., KvdClient]
 

@@ -11,7 +11,8 @@ import pytest
 
 from engine_shim.client import KvdClient, KvdRefused, LinkState
 from kvd.wire import messages as msg
-from tests.unit.client.conftest import POOL_BYTES, FakeKvd, raw, until
+from tests.unit.client.fake_kvd import POOL_BYTES, FakeKvd, raw
+from tests.unit.client.waiting import refusal, until
 
 Connect = Callable[..., KvdClient]
 Call = Callable[[KvdClient], object]
@@ -53,12 +54,6 @@ FRAMES: dict[str, type] = {
     "stats": msg.Stats,
     "goodbye": msg.Goodbye,
 }
-
-
-def refusal(call: Callable[[], object]) -> KvdRefused:
-    with pytest.raises(KvdRefused) as caught:
-        call()
-    return caught.value
 
 
 # What goes wrong ------------------------------------------------------------------------------
