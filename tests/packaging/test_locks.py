@@ -1,0 +1,63 @@
+"""The locked packages: exact, complete for what is declared, and free of the engine on a node."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ROOT / "requirements"
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Return the packages and versions of a lock.
+
+    Raises: ValueError for a line that is neither a comment, an include nor an exact version.
+    """
+    found = {}
+    for line in (LOCKS / name).read_text(encoding="utf-8").splitlines():
+        if line.startswith(("#", "-r ")):
+            continue
+        match = re.fullmatch(r"([a-z0-9-]+)==([0-9][0-9a-z.]*)", line)
+        if match is None:
+            raise ValueError(f"{name}: {line!r} is no exact version")
+        found[match[1]] = match[2]
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    """Return the names that pyproject.toml asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    return {re.split(r"[<>=~! ]", line)[0].lower() for line in lines}
+
+
+@pytest.mark.parametrize("line", ["torch", "torch>=2", "torch==2.13.0 --hash=sha256:0", "./x.whl"])
+def test_line_without_an_exact_version_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.lock").write_text(f"{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="is no exact version"):
+        pinned(str(tmp_path / "bad.lock"))
+
+
+def test_node_needs_no_engine() -> None:
+    assert not pinned("base.lock").keys() & {"torch", "numpy", "vllm", "pytest"}
+
+
+def test_locks_hold_what_is_declared() -> None:
+    assert declared() <= pinned("base.lock").keys()
+    assert declared("engine", "dev") - declared() <= pinned("dev.lock").keys()
+
+
+def test_no_package_is_locked_twice() -> None:
+    assert not pinned("base.lock").keys() & pinned("dev.lock").keys()
+
+
+def test_build_tools_are_locked() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    names = {re.split(r"[<>=~! ]", line)[0] for line in build["requires"]}
+    assert names | {"cmake", "ninja"} <= pinned("dev.lock").keys()
