@@ -20,6 +20,7 @@ from kvd_kernels.host import (
     Mapping,
     gate_word,
 )
+from tests.capabilities import lacking
 
 F_SEAL_FUTURE_WRITE = 0x0010
 SLOTS = 63  # a page of 4096 bytes
@@ -68,10 +69,7 @@ def huge_page_bytes() -> Iterator[int]:
     if before is not None and _free_huge_pages() < 2 and os.access(total, os.W_OK):
         total.write_text(str(before + 2))
     if before is None or _free_huge_pages() < 2:
-        missing = "two free huge pages are missing: as root, sysctl -w vm.nr_hugepages=2"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        lacking("two free huge pages", "sysctl -w vm.nr_hugepages=2")
     yield 2 << 20
     if int(total.read_text()) == before + 2:
         total.write_text(str(before))

@@ -115,4 +115,4 @@ def test_daemon_starts_soon_and_stays_small(node: Path) -> None:
 
 def test_pool_too_large_for_the_node_is_refused(node: Path) -> None:
     with pytest.raises(RuntimeError, match="memory_short"):
-        start_once((str(node / "bin" / "kvd"),), pool="512TiB")
+        start_once((str(node / "bin" / "kvd"),), pool="32TiB")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+
+from tests.capabilities import lacking
 
 NR_HUGEPAGES = Path("/proc/sys/vm/nr_hugepages")
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
@@ -18,12 +21,8 @@ def _count(name: str) -> int:
     return int((POOL / name).read_text())
 
 
-def _missing(detail: str) -> None:
-    """End the test: no capability may be missing where the project is checked for good."""
-    text = f"{detail}; as root: echo {HUGE_PAGES} > {NR_HUGEPAGES}"
-    if os.environ.get("CI"):
-        pytest.fail(text)
-    pytest.skip(text)
+def _missing(detail: str) -> NoReturn:
+    lacking(f"{HUGE_PAGES} huge pages ({detail})", f"echo {HUGE_PAGES} > {NR_HUGEPAGES}")
 
 
 @pytest.fixture
