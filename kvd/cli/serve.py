@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from kvd import __version__
 from kvd.config.load import LoadedConfig
 from kvd.core.errors import InvariantError
 from kvd.memory.runtime import RuntimeDir, resolve_runtime_dir
+from kvd.server.admin import AdminServer
+from kvd.server.logs import Logs, capture_library_logs
+
+if TYPE_CHECKING:
+    from kvd.server.node import Node
 
 
 def serve(loaded: LoadedConfig) -> int:
@@ -28,17 +36,19 @@ def serve(loaded: LoadedConfig) -> int:
 
 
 def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
-    from kvd.server.app import Daemon
-    from kvd.server.logs import Logs
-    from kvd.server.node import Node
-
+    """Answer probes first; load the rest beside that."""
     _set_oom_score(loaded.config.server.oom_score_adj)
     logs = Logs(loaded.config.server.log_level, loaded.config.server.log_format)
-    node = Node(loaded, logs)
 
     async def main() -> None:
-        await Daemon(node, runtime).run()
+        admin = AdminServer(None, runtime.admin_socket, __version__)
+        await admin.start()
+        loop = asyncio.get_running_loop()
+        app = await loop.run_in_executor(None, importlib.import_module, "kvd.server.app")
+        node = await loop.run_in_executor(None, _make_node, loaded, logs)
+        await app.Daemon(node, runtime, admin).run()
 
+    undo = capture_library_logs(logs)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
@@ -46,8 +56,15 @@ def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
         print(f"kvd: it contradicts itself and stops: {error}", file=sys.stderr)
         return 70
     finally:
+        undo()
         logs.close()
     return 0
+
+
+def _make_node(loaded: LoadedConfig, logs: Logs) -> Node:
+    from kvd.server.node import Node
+
+    return Node(loaded, logs)
 
 
 def _set_oom_score(score: int | None) -> None:

@@ -32,18 +32,26 @@ _BACKLOG: Final = 128
 class AdminServer:
     """Serves the admin API on `path`."""
 
-    def __init__(self, view: NodeView, path: Path) -> None:
+    def __init__(self, view: NodeView | None, path: Path, version: str = "") -> None:
         """Nothing listens before `start`.
 
         Args:
-            view: the node.
+            view: the node; None when it does not exist yet, then `show` follows.
             path: of the socket; its directory exists, and nothing is there.
+            version: told in answers before there is a node.
         """
         self._view = view
         self._path = path
+        self._version = version if view is None else view.version
+        self._shown = asyncio.Event()
         self._inode = 0
         self._listener: socket.socket | None = None
         self._opening: asyncio.Task[web.AppRunner] | None = None
+
+    def show(self, view: NodeView) -> None:
+        """The node exists now: answer about it."""
+        self._view = view
+        self._shown.set()
 
     async def start(self) -> None:
         """Listen and answer /livez from now on, everything else as soon as it is loaded.
@@ -53,8 +61,17 @@ class AdminServer:
         """
         listener = self._listen()
         self._listener = listener
-        doorman = Doorman(listener, self._view.version)
+        if self._view is not None:
+            self._shown.set()
+        doorman = Doorman(listener, self._version, self._starting)
         self._opening = asyncio.create_task(self._open(listener, doorman), name="kvd-admin")
+
+    def _starting(self) -> int | None:
+        """Percent populated while the node starts, None once it does not."""
+        if self._view is None:
+            return 0
+        phase = self._view.phase()
+        return phase.percent if phase.name == "starting" else None
 
     async def opened(self) -> None:
         """Wait until everything is answered; raises what went wrong while it was loaded."""
@@ -66,8 +83,11 @@ class AdminServer:
         if self._opening is None or self._listener is None:
             return
         opening, self._opening = self._opening, None
+        if not self._shown.is_set():
+            opening.cancel()  # there never was a node to answer about
         try:
-            await (await opening).cleanup()
+            with suppress(asyncio.CancelledError):
+                await (await opening).cleanup()
         finally:
             self._listener.close()
             with suppress(FileNotFoundError):
@@ -79,7 +99,10 @@ class AdminServer:
         loop = asyncio.get_running_loop()
         with ExitStack() as undo:
             undo.callback(_hang_up, doorman)
-            runner = await loop.run_in_executor(None, _load, self._view)
+            await loop.run_in_executor(None, _preload)
+            await self._shown.wait()
+            assert self._view is not None
+            runner = _make_runner(self._view)
             await runner.setup()
             undo.pop_all()
         from aiohttp import web  # loaded by now
@@ -114,10 +137,16 @@ def _hang_up(doorman: Doorman) -> None:
         connection.close()
 
 
-def _load(view: NodeView) -> web.AppRunner:
+def _preload() -> None:
     """Load what answers; runs in a worker thread."""
-    from kvd.server.admin_http import make_runner
-    from kvd.server.api import Api, prepare
+    import kvd.server.admin_http  # noqa: F401
+    from kvd.server.api import prepare
 
     prepare()
+
+
+def _make_runner(view: NodeView) -> web.AppRunner:
+    from kvd.server.admin_http import make_runner
+    from kvd.server.api import Api
+
     return make_runner(Api(view), view.version)

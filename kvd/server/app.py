@@ -1,8 +1,8 @@
 """The daemon: parts in the order in which they start, and in the reverse order they stop.
 
-1. configuration, runtime directory and its lock (the caller has them)
-2. the pool is planned; what cannot be had is refused before anything listens
-3. admin.sock answers (STARTING, percent), attach.sock and engine.sock listen
+1. configuration, runtime directory and its lock, the first probe's answer (the caller has them)
+2. the pool is planned; what cannot be had is refused before an engine can attach
+3. admin.sock shows the node (STARTING, percent), attach.sock and engine.sock listen
 4. the pool is populated in a worker thread; then everything else is answered, too
 5. on SIGTERM or SIGINT: requests are refused, copies end, memory is given back
 """
@@ -36,9 +36,17 @@ if TYPE_CHECKING:
 class Daemon:
     """One kvd, from its sockets to its end."""
 
-    def __init__(self, node: Node, runtime: RuntimeDir, *, use_kernel_pidfd: bool = True) -> None:
-        """Assemble; `run` does the rest."""
+    def __init__(
+        self,
+        node: Node,
+        runtime: RuntimeDir,
+        admin: AdminServer,
+        *,
+        use_kernel_pidfd: bool = True,
+    ) -> None:
+        """Assemble; `run` does the rest. `admin` answers probes already, and is stopped here."""
         self._node = node
+        self._admin = admin
         self._runtime = runtime
         self._use_kernel_pidfd = use_kernel_pidfd
         self._meter = node.meter
@@ -51,7 +59,6 @@ class Daemon:
         self._engines: EngineSocket | None = None
         self._producers: ProducerLinks | None = None
         self._consumers: ConsumerLinks | None = None
-        self._admin: AdminServer | None = None
 
     async def run(self) -> None:
         """Serve until a signal says stop.
@@ -81,11 +88,8 @@ class Daemon:
 
     async def _listen(self) -> None:
         """Answer on all sockets; only the admin API has much to say yet."""
-        from kvd.server.admin import AdminServer  # after the pool's refusal, which must be quick
-
         node, runtime = self._node, self._runtime
-        self._admin = AdminServer(self._view, runtime.admin_socket)
-        await self._admin.start()
+        self._admin.show(self._view)
         self._context = zmq.Context()
         self._attach = AttachSocket(
             node, runtime.attach_socket, use_kernel_pidfd=self._use_kernel_pidfd
@@ -166,7 +170,6 @@ class Daemon:
         node.memory.close()
         if self._context is not None:
             self._context.term()
-        if self._admin is not None:
-            await self._admin.stop()
+        await self._admin.stop()
         self._collector.close()
         node.logs.info("stopped")

@@ -80,7 +80,8 @@ def _phase_reason(phase: Phase) -> Reason:
         return Reason(code="failed", what=what, remedy="See the log, then restart kvd.")
     if phase.name == "starting":
         what = f"kvd is starting: {phase.percent}% of its memory is populated."
-        return Reason(code="starting", what=what, remedy="Wait.")
+        remedy = "Wait until /readyz answers 200."
+        return Reason(code="starting", what=what, remedy=remedy)
     return Reason(
         code="stopping", what="kvd is stopping.", remedy="Attach again once it has restarted."
     )

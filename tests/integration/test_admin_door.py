@@ -8,12 +8,13 @@ import threading
 from pathlib import Path
 
 import aiohttp
-import aiohttp.web
 import pytest
 
+from kvd import __version__
 from kvd.server import admin, doorman
 from kvd.server.admin import AdminServer
-from kvd.server.node_view import NodeView
+from kvd.server.models import Readiness
+from kvd.server.node_view import Phase
 from tests.integration.admin_talk import get, serve
 from tests.unit.server.fake_node import FakeNode
 
@@ -39,13 +40,13 @@ def test_livez_answers_before_anything_is_loaded(
 def hang_loading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let the loading of the server wait until the event is set."""
     loaded = threading.Event()
-    load = admin._load
+    load = admin._preload
 
-    def slow(view: NodeView) -> aiohttp.web.AppRunner:
+    def slow() -> None:
         assert loaded.wait(30)
-        return load(view)
+        load()
 
-    monkeypatch.setattr(admin, "_load", slow)
+    monkeypatch.setattr(admin, "_preload", slow)
     return loaded
 
 
@@ -115,10 +116,10 @@ def test_too_many_that_wait_at_the_door_are_turned_away(
 def test_a_server_that_cannot_be_loaded_hangs_up_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(view: NodeView) -> aiohttp.web.AppRunner:
+    def broken() -> None:
         raise ImportError("no such library")
 
-    monkeypatch.setattr(admin, "_load", broken)
+    monkeypatch.setattr(admin, "_preload", broken)
 
     async def main() -> None:
         server = AdminServer(FakeNode(), tmp_path / "admin.sock")
@@ -127,6 +128,46 @@ def test_a_server_that_cannot_be_loaded_hangs_up_and_says_why(
             await server.opened()
         with pytest.raises(ImportError, match="no such library"):
             await server.stop()
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_readyz_says_starting_and_percent_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a node it is 0 percent; then what the node says; ready is not guessed."""
+    loaded = hang_loading(monkeypatch)
+
+    async def talk_early() -> None:
+        server = AdminServer(None, tmp_path / "admin.sock", __version__)
+        await server.start()
+        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
+        async with aiohttp.ClientSession("http://kvd", connector=connector) as session:
+            status, kind, text = await get(session, "/readyz")
+            assert (status, kind) == (503, "application/json")
+            said = Readiness.model_validate_json(text)
+            assert (said.ready, said.phase, said.percent) == (False, "starting", 0)
+            assert [reason.code for reason in said.reasons] == ["starting"]
+            node = FakeNode()
+            node.the_phase = Phase("starting", 40, "populates the pool")
+            server.show(node)
+            early = Readiness.model_validate_json((await get(session, "/readyz"))[2])
+            assert early.percent == 40
+            loaded.set()
+            await server.opened()
+            late = Readiness.model_validate_json((await get(session, "/readyz"))[2])
+            assert late == early
+        await server.stop()
+
+    asyncio.run(talk_early())
+
+
+def test_a_server_that_was_never_shown_a_node_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = AdminServer(None, tmp_path / "admin.sock", __version__)
+        await server.start()
+        await server.stop()
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []
