@@ -75,11 +75,13 @@ class LayerRows:
         size = self._blocks.block_tokens
         blocks: list[int] = []
         tokens: list[int] = []
+        names: list[str] = []
         for request in requests:
             first, last = request.num_computed // size, -(-request.end // size)
             blocks.extend(request.pool_blocks[first:last])
             tokens.extend(min(size, request.end - at * size) for at in range(first, last))
-        return [SaveItem(SAVER, blocks, tokens)] if blocks else []
+            names.extend([request.request] * (last - first))
+        return [SaveItem(SAVER, blocks, tokens, names)] if blocks else []
 
     def read_items(self, requests: tuple[StepRequest, ...]) -> list[ReadItem]:
         """What each transfer is offered: every row that it was not offered before."""

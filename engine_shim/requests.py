@@ -29,7 +29,13 @@ class BlockClient(Protocol):
         """Private blocks; all or nothing."""
 
     def commit(
-        self, blocks: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[int]
+        self,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        tokens: Sequence[int],
+        deadline_s: float | None = None,
+        *,
+        request: str = "",
     ) -> list[str]:
         """Keys for blocks; a code for each."""
 
@@ -104,7 +110,9 @@ class RequestPool:
             return 0
         blocks = [pooled.blocks[at] for at in fresh]
         keys = [pooled.hashes[at] for at in fresh]
-        codes = self._client.commit(blocks, keys, [self._size] * len(blocks))
+        codes = self._client.commit(
+            blocks, keys, [self._size] * len(blocks), request=pooled.request
+        )
         for block, code in zip(blocks, codes, strict=False):
             # Another engine stored the same tokens first: its copy serves as well as ours.
             if code not in ("", "duplicate"):

@@ -65,9 +65,12 @@ class Operations:
         hashes: Sequence[bytes],
         tokens: Sequence[int],
         deadline_s: float | None = None,
+        *,
+        request: str = "",
     ) -> list[str]:
         """Give blocks their keys; tokens: valid ones in each.
 
+        Args: request: whose blocks they must still be, '' for not checked.
         Returns: a code for each block, '' where it is done; `duplicate` where another block has
             that key already.
         Raises: KvdRefused(not_scheduler).
@@ -79,7 +82,9 @@ class Operations:
         codes: list[str] = []
         for part in self._parts(len(blocks)):
             some, blob, counts = list(blocks[part]), _blob(hashes[part]), list(tokens[part])
-            codes += self._statuses(msg.Commit, (some, blob, counts), "commit", len(some), end)
+            codes += self._statuses(
+                msg.Commit, (some, blob, counts, request), "commit", len(some), end
+            )
         return codes
 
     def unpin(
@@ -201,12 +206,17 @@ class Operations:
         what = f"transfer {transfer}"
         return self._ask(msg.AwaitTransfer, (transfer,), msg.TransferOver, what, end).tokens
 
-    def drop_transfer(self, transfer: str, deadline_s: float | None = None) -> None:
+    def drop_transfer(
+        self, transfer: str, deadline_s: float | None = None, *, peer: str = ""
+    ) -> None:
         """Give a transfer up.
 
+        Args: peer: where its rows would be read, for a producer that has not offered any yet.
         Raises: KvdRefused(destination_busy): a copy still writes; ask again until it does not.
         """
-        self._done(msg.DropTransfer, (transfer,), f"the end of transfer {transfer}", deadline_s)
+        self._done(
+            msg.DropTransfer, (transfer, peer), f"the end of transfer {transfer}", deadline_s
+        )
 
     # Figures ----------------------------------------------------------------------------------
 

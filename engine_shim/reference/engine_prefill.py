@@ -99,11 +99,15 @@ class PrefillEngine:
             pooled = self._admit(request, tokens)
             try:
                 first, steps = self._run(pooled, tokens, device_blocks, tuple(targets), progress)
-            except StepFailed:
+            except (StepFailed, KvdRefused):
                 self._give_up(pooled)
                 raise
             self._pool.end(pooled)
+        except StepFailed:
+            self._drop_targets(targets)
+            raise
         except KvdRefused as error:
+            self._drop_targets(targets)
             raise StepFailed(error.code, str(error)) from error
         finally:
             self._group.send(StepOrder.forget(request))
@@ -178,6 +182,12 @@ class PrefillEngine:
         """Drop a failed request's blocks; a kvd that is gone has dropped them already."""
         with suppress(KvdRefused):
             self._pool.abort(pooled)
+
+    def _drop_targets(self, targets: Sequence[Target]) -> None:
+        """Let who waits for the prompt's rows know at once that they will not come."""
+        for target in targets:
+            with suppress(KvdRefused):
+                self._client.drop_transfer(target.transfer, peer=target.peer)
 
     # Every rank -------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
         taken: set[int] = set()
         for save in event.saves:
             names = save.requests or ("",) * len(save.blocks)
-            counted = len(save.blocks) == len(save.tokens) == len(names)
+            counted = len(set(save.blocks)) == len(save.blocks) == len(save.tokens) == len(names)
             if not counted or taken.intersection(save.blocks):
                 raise LocalError("frame_malformed", detail="targets of a save do not add up")
             taken.update(save.blocks)

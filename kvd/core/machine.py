@@ -14,8 +14,9 @@ from kvd.core import arming, incoming, members, outgoing, pool_ops, regions, slo
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
-from kvd.core.effects import Effect, Refuse, Reply
+from kvd.core.effects import Effect, Refuse, Reply, SendRevoke
 from kvd.core.errors import KvdError, LocalError
+from kvd.core.ids import ReadId
 from kvd.core.prefix import BlockIndex
 from kvd.core.slot import Rules
 from kvd.core.state import Settings, State, Waiter
@@ -99,6 +100,9 @@ def _dropped(m: State, e: ev.TransferDropped, now: int, out: list[Effect]) -> No
     going = m.outgoing.get(e.transfer)
     if going is not None and going.engine == e.ref.engine:
         outgoing.dropped(m, going, now, out)
+        out.append(Reply(e.reply, res.Done()))
+    elif e.peer and e.transfer not in m.incoming:
+        out.append(SendRevoke(e.peer, ReadId(e.transfer, -1, 0, 0), "dropped"))
         out.append(Reply(e.reply, res.Done()))
     else:
         incoming.dropped(m, e, now, out)

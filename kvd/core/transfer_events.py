@@ -97,11 +97,15 @@ class TransferAwaited:
 
 @record
 class TransferDropped:
-    """The engine gives the transfer up (request aborted)."""
+    """The engine gives the transfer up (request aborted).
+
+    peer: address of the reader's kvd, for a producer that has offered nothing yet.
+    """
 
     reply: int
     ref: MemberRef
     transfer: str
+    peer: str = ""
 
 
 @record

@@ -282,7 +282,8 @@ class EngineSocket:
         node.apply(ev.TransferAwaited(handle, session.ref, frame.transfer, deadline))
 
     def _drop_transfer(self, session: MemberSession, handle: int, frame: msg.DropTransfer) -> None:
-        self._node.apply(ev.TransferDropped(handle, session.ref, frame.transfer))
+        event = ev.TransferDropped(handle, session.ref, frame.transfer, frame.peer)
+        self._node.apply(event)
 
     # Questions --------------------------------------------------------------------------------
 

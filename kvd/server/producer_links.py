@@ -8,7 +8,7 @@ sent is dropped: the machine offers and asks again.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from kvd.wire import peer_messages as pm
 from kvd.wire.codec import FrameError, consumer_codec, producer_codec
 from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN
 
+REVOKES_KEPT: Final = 1024
 HELLO_INTERVAL: Final = 500_000_000
 """How often an unanswered hello is repeated, ns."""
 
@@ -45,6 +46,8 @@ class ProducerLink:
     error: str = ""
     hello_at: int = 0
     last_heard: int = 0
+    revokes: list[ef.SendRevoke] = field(default_factory=list)
+    """Revocations that wait for the link: nobody repeats them, unlike offers."""
 
 
 class ProducerLinks:
@@ -97,10 +100,16 @@ class ProducerLinks:
             self._send(link, pm.Grant(link.token, self._boot, name, effect.claim, source))
 
     def _send_revoke(self, effect: ef.SendRevoke) -> None:
-        link = self._by_executor(effect.to) or self._links.get(effect.to)
-        if link is not None and link.state == "ready":
+        link = self._by_executor(effect.to)
+        if link is None and not effect.to.startswith("kvd"):
+            link = self._link(effect.to)
+        if link is None:
+            return
+        if link.state == "ready":
             name = tr.read_name(effect.read)
             self._send(link, pm.Revoke(link.token, self._boot, name, effect.why))
+        elif len(link.revokes) < REVOKES_KEPT:
+            link.revokes.append(effect)
 
     def _send_query(self, effect: ef.SendQuery) -> None:
         """Ask the executor; who cannot be asked about a fence cannot be fenced."""
@@ -226,6 +235,9 @@ class ProducerLinks:
             case pm.PeerWelcome():
                 link.state, link.executor, link.error = "ready", reader.executor, ""
                 link.token = reader.send_token
+                waiting, link.revokes = link.revokes, []
+                for effect in waiting:
+                    self._send_revoke(effect)
             case pm.Claim():
                 ref, read = tr.slot_ref(frame.tenancy), tr.read_id(frame.read)
                 node.apply(ev.ClaimCame(reader.executor, ref, read, frame.claim))

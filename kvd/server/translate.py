@@ -36,7 +36,8 @@ def _load_ended(ref: SlotRef, item: si.LoadEndedItem) -> se.SlotEvent:
 
 def _written(ref: SlotRef, item: si.WrittenItem) -> se.SlotEvent:
     saves = tuple(
-        se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens)) for save in item.saves
+        se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), tuple(save.requests))
+        for save in item.saves
     )
     reads = tuple(read_spec(item.layer, read) for read in item.reads) if item.reads else ()
     return se.Written(ref, item.layer, saves, reads)
@@ -143,7 +144,7 @@ def commit_items(frame: msg.Commit) -> tuple[ev.CommitItem, ...]:
         raise LocalError("frame_malformed", detail="blocks, hashes and tokens differ in number")
     hashes = frame.hashes
     return tuple(
-        ev.CommitItem(block, hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES], tokens)
+        ev.CommitItem(block, hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES], tokens, frame.request)
         for at, (block, tokens) in enumerate(zip(frame.blocks, frame.tokens, strict=True))
     )
 

@@ -14,6 +14,7 @@ from kvd.wire.protocol import (
     BootId,
     Digest,
     Name,
+    OptionalName,
     Positive,
     RequestName,
     Token,
@@ -89,11 +90,15 @@ class Reserve(Request, frozen=True, tag="reserve"):
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """Keys for blocks: hashes is n x 32 bytes for `blocks`, tokens for each."""
+    """Keys for blocks: hashes is n x 32 bytes for `blocks`, tokens for each.
+
+    request: whose blocks they must still be, '' for not checked.
+    """
 
     blocks: list[Unsigned]
     hashes: bytes
     tokens: list[Positive]
+    request: OptionalName = ""
 
 
 class Unpin(Request, frozen=True, tag="unpin"):
@@ -186,9 +191,13 @@ class AwaitTransfer(Request, frozen=True, tag="await_transfer"):
 
 
 class DropTransfer(Request, frozen=True, tag="drop_transfer"):
-    """Give a transfer up."""
+    """Give a transfer up.
+
+    peer: where its rows would be read, for a producer that has not offered any yet.
+    """
 
     transfer: TransferName
+    peer: OptionalName = ""
 
 
 class Stats(Request, frozen=True, tag="stats"):

@@ -31,6 +31,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")
 
 RequestName = Annotated[str, Meta(min_length=1, max_length=256)]
 SaverName = Annotated[str, Meta(min_length=1, max_length=64)]
+OptionalName = Annotated[str, Meta(max_length=256)]
+"""A name, or '' for none."""
+
 TransferName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-]+$")]
 Address = Annotated[str, Meta(min_length=3, max_length=256)]
 Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]

@@ -19,11 +19,15 @@ class LoadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SaveItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One save: target blocks, and for each the tokens that are valid once it has ended."""
+    """One save: target blocks, and for each the tokens that are valid once it has ended.
+
+    requests: for each block the request that it must still be of, [] for not checked.
+    """
 
     saver: SaverName
     blocks: list[Unsigned]
     tokens: list[Unsigned]
+    requests: list[RequestName] = []
 
 
 class ReadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):

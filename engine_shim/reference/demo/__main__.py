@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--width", type=int, default=4, help="positions of a decode step")
     made.add_argument("--model", choices=("tiny", "demo"), default="demo")
     made.add_argument("--seed", type=int, default=0, help="of the model's weights")
-    made.add_argument("--threads", type=int, default=2, help="of torch, in each process")
+    made.add_argument("--threads", type=int, default=1, help="of torch, in each process")
     made.add_argument("--out", type=Path, default=Path("demo-out"), help="where run.json goes")
     return made
 

@@ -42,7 +42,7 @@ class DemoOptions:
     block_tokens: int = 128
     buffers: int = 3
     width: int = 4
-    threads: int = 2
+    threads: int = 1
 
     @property
     def max_tokens(self) -> int:
