@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ TEXT_TOPS: Final = (*TOPS, "docs", "etc", "systemd", "requirements")
 
 CPP: Final = frozenset({".cpp", ".hpp", ".inc"})
 GENERATED: Final = frozenset({"__pycache__", ".hypothesis"})
+_MODULE: Final = re.compile(r"(kvd|engine_shim|kvd_kernels|bench|tests)(\.\w+)+")
 NOT_TEXT: Final = frozenset({".so", ".pyc", ".bin", ".png"})
 
 
@@ -75,7 +77,8 @@ def module_of(path: Path) -> str:
 def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield each module that a tree names in an import, and the line.
 
-    `from a import b` yields both `a` and `a.b`: b may be a module.
+    `from a import b` yields both `a` and `a.b`: b may be a module. A text that names a module of
+    ours in full counts too: modules are also loaded by name, beside other work.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -83,6 +86,8 @@ def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module, node.lineno
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Constant) and _MODULE.fullmatch(str(node.value)):
+            yield str(node.value), node.lineno
 
 
 def report(found: Iterable[str]) -> str:

@@ -55,6 +55,11 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 Only the reference engine has torch, so that the shim serves any engine.
 """
 
+CORE_STANDARD: Final = frozenset(
+    {"__future__", "collections", "dataclasses", "enum", "re", "types", "typing"}
+)
+"""All of the standard library that the core may have: nothing there can read, wait or be random."""
+
 OURS: Final = frozenset({"kvd", "engine_shim", "kvd_kernels", "bench"})
 TYPING_ONLY: Final = frozenset({"typing_extensions"})
 
@@ -91,6 +96,16 @@ def test_third_party() -> None:
         f"{at(path, line)} imports {package}: not allowed in {part_of(module_of(path))}"
         for path in python_files(*SHIPPED, "bench")
         for package, line in foreign_imports(path)
+    }
+    assert not found, report(found)
+
+
+def test_core_has_nothing_that_touches_the_world() -> None:
+    found = {
+        f"{at(path, line)} imports {name}"
+        for path in python_files("kvd/core")
+        for name, line in imports_of(tree_of(path))
+        if name.split(".")[0] not in CORE_STANDARD | {"kvd"}
     }
     assert not found, report(found)
 
