@@ -29,6 +29,7 @@ from kvd.wire.protocol import ATTACH_BYTES_MAX, PROTOCOL, PROTOCOL_MIN, TOKEN_BY
 from kvd_kernels.host import Mapping
 
 FDS_MAX: Final = 8
+POLL_MS_MAX: Final = 1 << 30
 _INT: Final = array.array("i").itemsize
 _UCRED: Final = struct.Struct("=iII")
 
@@ -150,8 +151,8 @@ def _await_reply(
     poll.register(sock, select.POLLIN)
     poll.register(wakeup.fd, select.POLLIN)
     while True:
-        ready = dict(poll.poll(left_ms(end)))
-        if not ready:
+        ready = dict(poll.poll(min(left_ms(end), POLL_MS_MAX)))
+        if not ready and left_ms(end) == 0:
             raise KvdRefused("deadline_exceeded", what=f"the answer of {sockets.attach}")
         if wakeup.fd in ready:
             wakeup.clear()

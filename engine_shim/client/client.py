@@ -52,14 +52,18 @@ class KvdClient(Operations):
         """Attach and say hello; tried again until the deadline when that may help.
 
         Args: deadline_s: None for `connect_deadline_s`.
-        Raises: KvdRefused: the last refusal; the client is closed then.
+        Raises:
+            KvdRefused: the last refusal; the client is closed then.
+            RuntimeError: it was called before.
         """
         core = self._core
         core.check_process()
         end = end_after(core.options.connect_deadline_s if deadline_s is None else deadline_s)
         with core.lock:
-            if self._is_open or core.is_closing:
+            if core.is_closing:
                 raise KvdRefused("closed")
+            if self._is_open:
+                raise RuntimeError("open was called before")
             self._is_open = True
         self._link.start(end)
         with core.lock:
@@ -199,6 +203,7 @@ class KvdClient(Operations):
     def statistics(self) -> ClientStatistics:
         """What was done so far."""
         core = self._core
+        core.check_process()
         with core.lock:
             counts, requests = core.stream.counts, core.requests
             gate = core.session.gate if core.session is not None else None

@@ -16,7 +16,7 @@ from engine_shim.client.options import left_ms
 from engine_shim.client.session import Core, LinkState, Session
 from kvd.wire.codec import FrameError, client_codec, server_codec
 from kvd.wire.messages import Error, Hello, HelloOk, SlotAnnounce
-from kvd.wire.protocol import BOOT_ID_BYTES, PROTOCOL, PROTOCOL_MIN, agree
+from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
 
 Dealer = zmq.Socket[bytes]
 
@@ -29,6 +29,9 @@ class Announcement(NamedTuple):
 
     boot_id: bytes
     mark: int
+
+
+NOBODY: Final = Announcement(b"", 0)
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class Greeter:
         self._identity = identity
         self._sockets = sockets
         self._context = context
-        self._told = Announcement(bytes(BOOT_ID_BYTES), 0)
+        self._told = NOBODY
 
     def attempt(self, end: int) -> Greeted:
         """Attach and say hello once.
@@ -63,6 +66,13 @@ class Greeter:
         Args: end: deadline, ns of the monotonic clock.
         Raises: KvdRefused; nothing stays open.
         """
+        try:
+            return self._attempt(end)
+        except (OSError, zmq.ZMQError) as error:
+            # Of this process: no descriptor, no memory. It may pass, like an absent daemon.
+            raise self._core.gone(error.strerror or str(error)) from error
+
+    def _attempt(self, end: int) -> Greeted:
         core = self._core
         with ExitStack() as undo:
             attachment = attach(
@@ -80,7 +90,8 @@ class Greeter:
             dealer.send(data)
             reply = self._await_hello(dealer, attachment, number, end)
             undo.pop_all()
-        return Greeted(attachment, dealer, reply, self._told.mark)
+        mark, self._told = self._told.mark, NOBODY
+        return Greeted(attachment, dealer, reply, mark)
 
     def _open_dealer(self) -> Dealer:
         dealer = self._context.socket(zmq.DEALER)

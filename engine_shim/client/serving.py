@@ -24,6 +24,7 @@ EVENTS_DEADLINE_MS: Final = 600_000
 """Slot events never expire; the field must be filled."""
 
 ANSWER_DEADLINE_MS: Final = 10_000
+ANSWERS_MAX: Final = 1024
 FRAMES_PER_TURN: Final = 64
 """Frames read before callers are served again."""
 
@@ -108,17 +109,20 @@ class Serving:
                 return None
             number = core.requests.number()
             batch = core.stream.take(number, now, session.event_bytes_max)
-        return session.codec.encode(
-            Events(
-                number,
-                session.token,
-                EVENTS_DEADLINE_MS,
-                session.boot_id,
-                self._incarnation,
-                batch.first_no,
-                batch.items,
-            )
+        frame = Events(
+            number,
+            session.token,
+            EVENTS_DEADLINE_MS,
+            session.boot_id,
+            self._incarnation,
+            batch.first_no,
+            batch.items,
         )
+        try:
+            return session.codec.encode(frame)
+        except FrameError as error:
+            # Only an item that an earlier kvd, with a larger limit, would have taken.
+            raise SessionLost(KvdRefused(error.code, **error.context)) from error
 
     def _next_request(self) -> bytes | None:
         core = self._core
@@ -187,6 +191,8 @@ class Serving:
             core.queries += 1
             truth = core.books.truth(query.slot, query.epoch, query.kind, query.owner)
             number = core.requests.number()
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()  # their replies were lost; late ones only count as unknown
         self._answers.add(number)
         answer = Answer(
             number,

@@ -172,6 +172,8 @@ class SlotBooks:
         for save in saves:
             if len(save.blocks) != len(save.tokens):
                 raise _misused(tenancy, f"saver {save.saver} needs one token count for each block")
+            if save.requests and len(save.requests) != len(save.blocks):
+                raise _misused(tenancy, f"saver {save.saver} needs one request for each block")
 
     def write(
         self,

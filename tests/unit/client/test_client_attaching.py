@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -240,6 +241,30 @@ def test_hello_answered_by_another_life_is_tried_again(connect: Connect, kvd: Fa
     kvd.on(msg.Hello, first)
     assert connect().state is LinkState.ATTACHED
     assert len(kvd.hellos) == 2
+
+
+def test_lack_of_descriptors_is_waited_out(
+    connect: Connect, kvd: FakeKvd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lacks = os.pidfd_open, [True, True]
+
+    def scarce(pid: int) -> int:
+        if lacks:
+            lacks.pop()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", scarce)
+    assert connect().state is LinkState.ATTACHED
+    assert not lacks
+
+
+def test_client_is_opened_once(connect: Connect) -> None:
+    client = connect()
+    with pytest.raises(RuntimeError, match="before"):
+        client.open()
+    with client as same:
+        assert same is client
 
 
 @pytest.mark.parametrize("code", ["starting", "stopping", "busy", "engine_busy", "unauthorized"])

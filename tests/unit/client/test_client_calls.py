@@ -241,7 +241,7 @@ def test_requests_carry_token_and_time_left(connect: Connect, kvd: FakeKvd) -> N
 def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) -> None:
     client = connect()
     assert client.reserve("r", 2) == [1, 2]
-    assert client.commit([1, 2], [HASH, HASH], [4, 3]) == ["", ""]
+    assert client.commit([1, 2], [HASH, HASH], [4, 3], request="r") == ["", ""]
     client.unpin("r", [1])
     client.unpin("r")
     client.abort("r")
@@ -250,7 +250,7 @@ def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) ->
     assert client.allocated("g", [(1, 5)]) == [""]
     client.expect("t", "g", [1, 2], 7, 3, 1.5)
     assert client.await_transfer("t") == 7
-    client.drop_transfer("t")
+    client.drop_transfer("t", peer="h:1")
     client.stats({"steps": 2.0})
     told = [
         (type(frame).__name__, [getattr(frame, name) for name in frame.__struct_fields__[3:]])
@@ -258,7 +258,7 @@ def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) ->
     ]
     assert told == [
         ("Reserve", ["r", 2]),
-        ("Commit", [[1, 2], HASH + HASH, [4, 3]]),
+        ("Commit", [[1, 2], HASH + HASH, [4, 3], "r"]),
         ("Unpin", ["r", [1]]),
         ("Unpin", ["r", None]),
         ("Abort", ["r"]),
@@ -267,7 +267,7 @@ def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) ->
         ("Allocated", ["g", [(1, 5)]]),
         ("Expect", ["t", "g", [1, 2], 7, 3, 1500]),
         ("AwaitTransfer", ["t"]),
-        ("DropTransfer", ["t"]),
+        ("DropTransfer", ["t", "h:1"]),
         ("Stats", [{"steps": 2.0}]),
     ]
 
