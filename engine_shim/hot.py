@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Final
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.hot_lending import BufferLender, NoHotBufferError
 from engine_shim.hot_loads import SCRATCH, RequestLoads
-from engine_shim.hot_region import RegionRows
+from engine_shim.hot_region import RegionRows, UntrackedLoadError
 from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency
-from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows
+from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows, row_view
 from engine_shim.hot_types import HotFigures, HotHandle, HotOptions
 from kvd.plan.layout import RegionLayout
 from kvd_kernels.host import Mapping
@@ -155,6 +155,10 @@ class HotBuffers:
         """Return the index of the request's hot buffer. Raises: ValueError while preempted."""
         return self._lent(handle).buffer
 
+    def slot_of(self, handle: HotHandle, group: int, position: int) -> int:
+        """Return the slot of a row in the layers of a group, -1 when it is absent."""
+        return self._lent(handle).books[group].slot_of(position)
+
     def num_rows(self, handle: HotHandle, layer: int) -> int:
         """Return the first position of a layer that no row was written at or beyond."""
         return self._find(handle).written.end(layer)
@@ -179,7 +183,7 @@ class HotBuffers:
 
         Args: rows: [T, row_bytes] bytes, C-contiguous. Raises: as `landed`.
         """
-        request, view = self._find(handle), self._row_view(rows)
+        request, view = self._find(handle), row_view(rows, self.layout.row_bytes)
         end = start + len(view) // self.layout.row_bytes
         self.landed(handle, layer, start, end)
         self._region.write(request.blocks, layer, start, view)
@@ -211,7 +215,7 @@ class HotBuffers:
         Args:   rows: [T, row_bytes] bytes of positions [start, start + T), C-contiguous.
         Raises: ValueError for rows that are not the step's; nothing changes then.
         """
-        request, view = self._lent(handle), self._row_view(rows)
+        request, view = self._lent(handle), row_view(rows, self.layout.row_bytes)
         row_bytes, group = self.layout.row_bytes, self._group_of[layer]
         end = start + len(view) // row_bytes
         step = request.steps[group]
@@ -256,8 +260,7 @@ class HotBuffers:
         try:
             for layer in self.groups[group] if plan.misses else ():
                 base = self.layout.layer_offset(request.buffer, layer)
-                event = self._region.load(request.blocks, layer, plan.misses, self.memory, base)
-                request.loads.add(layer, event)
+                self._load(request, layer, layer, plan.misses, base)
         except DeviceError:
             books.reset()
             raise
@@ -284,8 +287,7 @@ class HotBuffers:
         request.loads.settle((SCRATCH,))
         rows = [(position, at) for at, position in enumerate(plan.scratch)]
         tile = self.layout.scratch_offset(request.buffer)
-        event = self._region.load(request.blocks, layer, rows, self.memory, tile)
-        request.loads.add(SCRATCH, event)
+        self._load(request, SCRATCH, layer, rows, tile)
         request.loads.end(SCRATCH)
 
     def truncate(self, handle: HotHandle, num_tokens: int) -> None:
@@ -351,20 +353,22 @@ class HotBuffers:
         self._lender.give_back(request.buffer, request.loads.events())
         request.buffer, request.books, request.steps = ABSENT, [], []
 
+    def _load(
+        self, request: _Request, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
+    ) -> None:
+        """Start a load and note it."""
+        try:
+            event = self._region.load(request.blocks, layer, rows, self.memory, base)
+        except UntrackedLoadError as error:
+            request.loads.add(key, error.event)
+            raise
+        request.loads.add(key, event)
+
     def _load_failed(self, request: _Request, key: int) -> None:
         """Forget what the load was to bring; called by its RequestLoads."""
         self._load_failures += 1
         if key != SCRATCH:
             request.books[self._group_of[key]].reset()
-
-    def _row_view(self, rows: Buffer) -> memoryview:
-        view = memoryview(rows).cast("B")
-        if not len(view) or len(view) % self.layout.row_bytes:
-            raise ValueError(
-                f"rows has {len(view)} bytes; give a multiple of row_bytes "
-                f"({self.layout.row_bytes}), 1 row or more"
-            )
-        return view
 
     def _require(self, request: _Request, group: int, given: Sequence[Sequence[int]]) -> None:
         """Check that what is selected can be read: the step's own rows in the first layer of the
@@ -372,9 +376,12 @@ class HotBuffers:
         """
         first, *others = self.groups[group]
         own = request.steps[group].start
-        wanted = sorted({it for positions in given for it in positions if it >= 0})
-        if not self._options.track_rows:
-            wanted = wanted[-1:]  # the watermarks of all layers reach `own` since begin_step
+        if self._options.track_rows:
+            wanted = sorted({it for positions in given for it in positions if it >= 0})
+        else:
+            # The last one is enough: the watermarks of all layers reach `own` since begin_step.
+            last = max((max(positions, default=-1) for positions in given), default=-1)
+            wanted = [last] if last >= 0 else []
         with self._counting_holes():
             request.written.require(first, wanted)
             for layer in others:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine_shim.device import Device, DeviceMemory, Event
+from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from kvd.plan.layout import RegionLayout
 from kvd.plan.runs import BlockRows, CopySpans
 from kvd_kernels.host import Mapping
+
+
+class UntrackedLoadError(DeviceError):
+    """A load has started, but the stream did not take the event behind it.
+
+    event: never completes.
+    """
+
+    def __init__(self, cause: DeviceError, event: Event) -> None:
+        """Take over code and detail of what refused the event."""
+        super().__init__(cause.code, cause.detail)
+        self.event = event
 
 
 class RegionRows:
@@ -50,7 +62,7 @@ class RegionRows:
         Args:    blocks: of the request. rows: (position, index of the row behind `base`).
                  base: byte offset in `memory`.
         Returns: the event behind the copy.
-        Raises:  DeviceError when the stream takes nothing.
+        Raises:  DeviceError when the stream takes nothing; UntrackedLoadError.
         """
         source, spans = self._rows(blocks, layer), CopySpans()
         for position, index in rows:
@@ -58,7 +70,12 @@ class RegionRows:
             spans.add(base + index * source.row_bytes, offset, source.row_bytes)
         event = self._device.event()
         self._stream.copy(memory, self._region, spans)
-        self._stream.record(event)
+        try:
+            self._stream.record(event)
+        except DeviceError as error:
+            # The copy runs and nothing will tell its end: what it touches stays taken for good.
+            event.arm()
+            raise UntrackedLoadError(error, event) from error
         return event
 
     def write(self, blocks: Sequence[int], layer: int, start: int, rows: memoryview) -> None:

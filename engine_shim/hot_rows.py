@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvd.plan.layout import SPAN_ALIGN, align_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class HoleError(ValueError):
@@ -131,3 +135,15 @@ class WrittenRows:
         self._ends = [min(end, num_tokens) for end in self._ends]
         for rows in self._rows:
             del rows[num_tokens:]
+
+
+def row_view(rows: Buffer, row_bytes: int) -> memoryview:
+    """Look at rows as bytes. Raises: ValueError unless they are a whole number of rows, 1 or more;
+    TypeError when they are not C-contiguous.
+    """
+    view = memoryview(rows).cast("B")
+    if not len(view) or len(view) % row_bytes:
+        raise ValueError(
+            f"rows has {len(view)} bytes; give a multiple of row_bytes ({row_bytes}), 1 row or more"
+        )
+    return view

@@ -25,7 +25,7 @@ from engine_shim.testing import (
     Twice,
     VirtualDevice,
 )
-from engine_shim.testing_rules import Fault, OpKind
+from engine_shim.testing_rules import OpKind
 from kvd.plan.runs import CopySpans
 
 SECOND = 1_000_000_000
@@ -70,27 +70,6 @@ def piece(start: int, nbytes: int) -> CopySpans:
     made = CopySpans()
     made.add(start, start, nbytes)
     return made
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [
-        (Lose(), "copy", "Lose needs host or record"),
-        (Lose(), None, "kind is None; Lose needs"),
-        (Late(5), "wait", "Late needs host or record"),
-        (Twice(), "record", "Twice needs host"),
-        (Swap(), "host", "Swap needs copy"),
-    ],
-)
-def test_faults_that_cannot_happen(fault: Fault, kind: OpKind | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rule(fault, kind=kind)
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.1])
-def test_probability_that_cannot_be(probability: float) -> None:
-    with pytest.raises(ValueError, match=f"probability is {probability}"):
-        Rule(Fail(), probability=probability)
 
 
 def test_without_rules_nothing_happens(inner: Device) -> None:

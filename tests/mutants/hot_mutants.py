@@ -1,0 +1,107 @@
+"""Ways to break the hot buffers of decode."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.patches import Mutant
+
+RESIDENCY = "engine_shim.hot_residency"
+HOT = "engine_shim.hot"
+LENDING = "engine_shim.hot_lending"
+
+MUTANTS: Final = (
+    Mutant(
+        "a victim is still found in the slot it lost",
+        RESIDENCY,
+        "        self._cache_slots[self._tokens[slot]] = ABSENT\n",
+        "",
+        ("hot machine",),
+    ),
+    Mutant(
+        "a row that the step uses may be its victim",
+        RESIDENCY,
+        "            if self._stamps[slot] != self._step:\n",
+        "            if slot >= 0:\n",
+        ("hot machine",),
+    ),
+    Mutant(
+        "hits are not marked as used",
+        RESIDENCY,
+        "            else:\n                self._stamps[slot] = self._step\n        misses",
+        "        misses",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rows that the step itself writes are missed",
+        RESIDENCY,
+        "ABSENT if position in self._fresh else self._place(position)",
+        "self._place(position)",
+        ("hot books",),
+    ),
+    Mutant(
+        "rows that the step writes get no slot",
+        RESIDENCY,
+        "        for position in reversed(self._fresh):\n",
+        "        for position in ():\n",
+        ("hot machine",),
+    ),
+    Mutant(
+        "the books of a buffer are those of the request before",
+        HOT,
+        "        request.steps = [range(0) for _ in self.groups]\n",
+        "        request.steps = [range(0) for _ in self.groups]\n"
+        "        kept = self.__dict__.setdefault('kept', {})\n"
+        "        request.books = kept.setdefault(request.buffer, request.books)\n",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rejected drafts stay in the hot buffer",
+        HOT,
+        "            books.invalidate_from(num_tokens)\n",
+        "            assert books\n",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rejected drafts stay written",
+        HOT,
+        "        request.written.truncate(num_tokens)\n",
+        "",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rows that were never written are read",
+        HOT,
+        "        self._require(request, group, given)\n",
+        "",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rows are read while they are loaded",
+        HOT,
+        "        request.loads.end(layer)\n",
+        "",
+        ("hot machine",),
+    ),
+    Mutant(
+        "a failed load leaves its rows in the books",
+        HOT,
+        "            request.books[self._group_of[key]].reset()\n",
+        "            assert request.books\n",
+        ("hot machine",),
+    ),
+    Mutant(
+        "rows from elsewhere leave the old ones in the hot buffer",
+        HOT,
+        "            request.books[group].invalidate_from(start)\n",
+        "",
+        ("hot machine",),
+    ),
+    Mutant(
+        "a buffer is lent while a load into it runs",
+        LENDING,
+        "        self._parked.append((buffer, tuple(copies)))\n",
+        "        self._parked.append((buffer, ()))\n",
+        ("hot machine",),
+    ),
+)
