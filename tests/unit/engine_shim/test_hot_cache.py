@@ -43,7 +43,7 @@ def model() -> Iterator[SparseModel]:
     before = torch.get_num_threads()
     configure_threads(1)
     yield SparseModel(CONFIG)
-    configure_threads(before)
+    torch.set_num_threads(before)
 
 
 class Rig:
@@ -208,8 +208,7 @@ def test_store_that_cannot_be() -> None:
         "index_memory": rig.index,
     }
     small = MemfdMemory(100, "small")
-    other = region_layout(CONFIG, NUM_BLOCKS, BLOCK)
-    other = replace(other, num_layers=other.num_layers + 1)
+    other = replace(rig.layout, num_layers=rig.layout.num_layers + 1)
     for layout, changed, message in (
         (other, {}, "layout is RegionLayout"),
         (rig.layout, {"max_step_tokens": 0}, r"max_step_tokens is 0; give 1 to slots \(32\)"),
