@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tests.capabilities import lacking
 
 F_SEAL_FUTURE_WRITE = 0x0010
 SLOTS = 63  # a page of 4096 bytes
+LONG_NS = 60_000_000_000  # never reached: a wait of this length that ends was woken
 
 _HUGE = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
@@ -75,6 +77,47 @@ def huge_page_bytes() -> Iterator[int]:
         total.write_text(str(before))
 
 
+# ppoll and futex on x86-64 and aarch64. Waiting for the interpreter lock is a futex, too; a test
+# that takes that for sleep merely goes on a little early.
+_SLEEPING_CALLS = frozenset({"271", "202", "73", "98"})
+
+
+def until_asleep(task: int) -> None:
+    """Return once a thread of this process sleeps in ppoll or on a futex, or has ended."""
+    where = Path(f"/proc/self/task/{task}")
+    while True:
+        try:
+            state = (where / "stat").read_text().rpartition(")")[2].split()[0]
+            if state == "S" and (where / "syscall").read_text().split()[0] in _SLEEPING_CALLS:
+                return
+        except (FileNotFoundError, ProcessLookupError):
+            return
+
+
+class Sleeper(threading.Thread):
+    """A thread in wait_free, and what it returned."""
+
+    def __init__(self, waiter: GateWaiter, slot: int, after: int, timeout_ns: int) -> None:
+        super().__init__()
+        self._arguments = (waiter, slot, after, timeout_ns)
+        self.result: tuple[str, int] | None = None
+        self.start()
+
+    def run(self) -> None:
+        waiter, slot, after, timeout_ns = self._arguments
+        self.result = waiter.wait_free(slot, after, timeout_ns, spin_ns=0)
+
+    def until_asleep(self) -> None:
+        """Return once the thread sleeps."""
+        assert self.native_id is not None
+        until_asleep(self.native_id)
+
+    def outcome(self) -> tuple[str, int]:
+        self.join(30)
+        assert self.result is not None, "the sleeper was not woken"
+        return self.result
+
+
 @dataclass
 class Gate:
     """Both ends of a gate page: what kvd holds (writer, events, peer) and what a member holds."""
@@ -91,6 +134,10 @@ class Gate:
         """Store a word without an event."""
         offset = GATE_HEADER_BYTES + slot * GATE_LINE_BYTES
         self.writer.store_u64(offset, gate_word(epoch, state))
+
+    def sleeper(self, slot: int, after: int = 0, timeout_ns: int = LONG_NS) -> Sleeper:
+        """Start a thread that waits for a slot without spinning."""
+        return Sleeper(self.waiter, slot, after, timeout_ns)
 
     def release(self, slot: int, epoch: int) -> None:
         """Store a free word, then signal."""

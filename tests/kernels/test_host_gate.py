@@ -1,13 +1,14 @@
-"""GateWaiter: refusals, what counts as free, sleeping and waking, hangup."""
+"""GateWaiter: refusals, what counts as free, sleeping and waking."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
-import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -31,49 +32,11 @@ from kvd_kernels.host import (
 )
 
 if TYPE_CHECKING:
-    from tests.kernels.conftest import Gate
+    from tests.kernels.conftest import Gate, Sleeper
 
 SECOND_NS = 1_000_000_000
 LONG_NS = 60 * SECOND_NS  # never reached: a wait of this length that ends was woken
 SLOTS = 63
-
-
-# ppoll and futex on x86-64 and aarch64. Waiting for the interpreter lock is a futex, too; a test
-# that takes that for sleep merely goes on a little early.
-_SLEEPING_CALLS = {"271", "202", "73", "98"}
-
-
-def until_asleep(task: int) -> None:
-    """Return once the kernel says that a thread of this process sleeps in ppoll or on a futex."""
-    where = Path(f"/proc/self/task/{task}")
-    while True:
-        state = (where / "stat").read_text().rpartition(")")[2].split()[0]
-        if state == "S" and (where / "syscall").read_text().split()[0] in _SLEEPING_CALLS:
-            return
-
-
-class Sleeper(threading.Thread):
-    """A thread in wait_free, and what it returned."""
-
-    def __init__(self, waiter: GateWaiter, slot: int, after: int, timeout_ns: int) -> None:
-        super().__init__()
-        self._arguments = (waiter, slot, after, timeout_ns)
-        self.result: tuple[str, int] | None = None
-        self.start()
-
-    def run(self) -> None:
-        waiter, slot, after, timeout_ns = self._arguments
-        self.result = waiter.wait_free(slot, after, timeout_ns, spin_ns=0)
-
-    def until_asleep(self) -> None:
-        """Return once the thread sleeps."""
-        assert self.native_id is not None
-        until_asleep(self.native_id)
-
-    def outcome(self) -> tuple[str, int]:
-        self.join(30)
-        assert self.result is not None, "the sleeper was not woken"
-        return self.result
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -198,7 +161,7 @@ def test_another_layout_is_honoured(gate: Gate) -> None:
 
 def test_the_free_word_of_the_last_tenancy_does_not_end_a_wait(gate: Gate) -> None:
     gate.put(0, 9, WORD_FREE)
-    sleeper = Sleeper(gate.waiter, 0, 9, LONG_NS)
+    sleeper = gate.sleeper(0, after=9)
     sleeper.until_asleep()
     gate.release(1, 1)  # a wake for somebody else
     gate.release(0, 9)  # and one that repeats the old word
@@ -210,7 +173,7 @@ def test_the_free_word_of_the_last_tenancy_does_not_end_a_wait(gate: Gate) -> No
 
 def test_a_quarantine_ends_a_wait(gate: Gate) -> None:
     gate.put(0, 4, WORD_HELD)
-    sleeper = Sleeper(gate.waiter, 0, 4, LONG_NS)
+    sleeper = gate.sleeper(0, after=4)
     sleeper.until_asleep()
     gate.put(0, 4, WORD_QUARANTINED)
     os.eventfd_write(gate.event_fd, 1)
@@ -238,7 +201,7 @@ def test_a_spinning_thread_needs_no_event(gate: Gate) -> None:
 
 
 def test_one_event_wakes_all_sleepers(gate: Gate) -> None:
-    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(12)]
+    sleepers = [gate.sleeper(slot) for slot in range(12)]
     for sleeper in sleepers:
         sleeper.until_asleep()
     for slot in range(12):
@@ -249,7 +212,7 @@ def test_one_event_wakes_all_sleepers(gate: Gate) -> None:
 
 
 def test_sleepers_for_other_slots_sleep_on(gate: Gate) -> None:
-    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(6)]
+    sleepers = [gate.sleeper(slot) for slot in range(6)]
     for slot in (3, 0, 5, 1, 4, 2):
         sleepers[slot].until_asleep()
         gate.release(slot, 1)
@@ -262,13 +225,14 @@ def gate_left(sleepers: list[Sleeper]) -> int:
     return sum(sleeper.result is None for sleeper in sleepers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", [0, 1, 2])
-def test_whoever_leaves_hands_the_lead_on(gate: Gate, short: int) -> None:
+def test_whoever_times_out_hands_the_lead_on(gate: Gate, short: int) -> None:
     """One of three sleepers, the leader or not, times out; the others are still woken."""
     sleepers = []
     for number in range(3):
-        timeout = 20_000_000 if number == short else LONG_NS
-        sleepers.append(Sleeper(gate.waiter, number, 0, timeout))
+        timeout = 200_000_000 if number == short else LONG_NS
+        sleepers.append(gate.sleeper(number, timeout_ns=timeout))
         sleepers[-1].until_asleep()
     assert sleepers[short].outcome() == ("timeout", 0)
     for number in range(3):
@@ -286,94 +250,63 @@ def test_an_event_before_the_wait_is_not_needed_and_does_no_harm(gate: Gate) -> 
     assert gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("free", 2)
 
 
+def until_polling(task: int) -> None:
+    """Return once a thread of this process sleeps in ppoll, which only the leader does."""
+    call = Path(f"/proc/self/task/{task}/syscall")
+    while call.read_text().split()[0] not in ("271", "73"):  # x86-64, aarch64
+        pass
+
+
 class _Interrupted(Exception):
     pass
 
 
-def test_a_signal_reaches_python_while_the_leader_sleeps(gate: Gate) -> None:
+@contextmanager
+def interrupted_when(ready: Callable[[], None]) -> Iterator[None]:
+    """Interrupt what this thread does inside the block, by a signal, once `ready` has returned."""
+
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise _Interrupted
 
     me = threading.get_ident()
-    my_task = threading.get_native_id()
 
     def send() -> None:
-        until_asleep(my_task)
+        ready()
         signal.pthread_kill(me, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     sender = threading.Thread(target=send)
-    begin = time.monotonic_ns()
+    sender.start()
     try:
-        sender.start()
         with pytest.raises(_Interrupted):
-            gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0)
+            yield
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_reaches_python_while_the_leader_sleeps(gate: Gate) -> None:
+    me = threading.get_native_id()
+    begin = time.monotonic_ns()
+    with interrupted_when(lambda: until_polling(me)):
+        gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0)
     assert time.monotonic_ns() - begin < LONG_NS // 2
     gate.release(0, 1)
     assert gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("free", 1)
 
 
-# --- hangup ---------------------------------------------------------------------------------------
+def test_a_leader_that_leaves_hands_the_lead_on(gate: Gate) -> None:
+    me = threading.get_native_id()
+    followers: list[Sleeper] = []
 
+    def gather_followers() -> None:
+        until_polling(me)
+        for slot in (1, 2):
+            followers.append(gate.sleeper(slot))
+            followers[-1].until_asleep()
 
-def test_the_end_of_the_connection_wakes_all_and_lasts(gate: Gate) -> None:
-    gate.put(1, 6, WORD_HELD)
-    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(8)]
-    for sleeper in sleepers:
-        sleeper.until_asleep()
-    assert not gate.waiter.hung_up()
-    gate.peer.close()
-    assert {sleeper.outcome() for sleeper in sleepers} == {("hangup", 0), ("hangup", 6)}
-    gate.release(2, 50)
-    assert gate.waiter.wait_free(2, 0, LONG_NS) == ("hangup", 50)
-    assert gate.waiter.hung_up()
-    assert gate.waiter.statistics().hangups == 9
-
-
-@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
-def test_data_on_the_connection_is_left_alone(gate: Gate, kind: socket.SocketKind) -> None:
-    peer, connection = socket.socketpair(socket.AF_UNIX, kind)
-    with peer, connection:
-        waiter = GateWaiter(gate.page, gate.event_fd, connection.fileno())
-        peer.send(b"for somebody else")
-        assert waiter.wait_free(0, 0, 1_000_000, spin_ns=0) == ("timeout", 0)
-        assert not waiter.hung_up()
-        assert connection.recv(64) == b"for somebody else"
-        peer.send(b"unread")
-        peer.shutdown(socket.SHUT_WR)
-        assert waiter.wait_free(0, 0, LONG_NS, spin_ns=0) == ("hangup", 0)
-        waiter.close()
-
-
-def test_the_end_of_a_pipe_is_a_hangup(gate: Gate) -> None:
-    read_end, write_end = os.pipe()
-    waiter = GateWaiter(gate.page, gate.event_fd, read_end)
-    os.close(read_end)
-    assert not waiter.hung_up()
-    os.close(write_end)
-    assert waiter.hung_up()
-    assert waiter.wait_free(0, 0, LONG_NS) == ("hangup", 0)
-    waiter.close()
-
-
-def test_close_wakes_all_and_ends_later_waits(gate: Gate) -> None:
-    sleepers = [Sleeper(gate.waiter, slot, 0, LONG_NS) for slot in range(8)]
-    for sleeper in sleepers:
-        sleeper.until_asleep()
-    gate.waiter.close()
-    gate.page.close()  # a thread that had not left would read unmapped memory
-    assert {sleeper.outcome() for sleeper in sleepers} == {("hangup", 0)}
-    gate.waiter.close()
-    assert gate.waiter.hung_up()
-    gate.release(0, 1)
-    assert gate.waiter.wait_free(0, 0, LONG_NS) == ("hangup", -1)
-
-
-def test_close_lets_go_of_page_and_connection(gate: Gate) -> None:
-    gate.waiter.close()
-    gate.page.close()
-    gate.connection.close()
-    assert gate.peer.recv(1) == b""
+    with interrupted_when(gather_followers):
+        gate.waiter.wait_free(0, 0, LONG_NS, spin_ns=0)
+    for slot in (2, 1):
+        gate.release(slot, 1)
+        assert followers[slot - 1].outcome() == ("free", 1)

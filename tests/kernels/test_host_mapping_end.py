@@ -18,10 +18,16 @@ MakeMemfd = Callable[..., int]
 MIB = 1 << 20
 
 
-def start_copy(dst: Mapping, src: Mapping) -> threading.Thread:
-    """Start a copy of all of src in a thread; return once its first bytes have landed."""
-    spans = array("Q", [0, 0, src.size])
-    thread = threading.Thread(target=copy_spans, args=(dst, src, spans))
+SIZE = 8 * MIB
+# The first word comes first and the last word last. Copying what lies between many times over takes
+# long enough (some 0.2 s) to be caught in between, however late this thread gets its turn.
+LONG_COPY = array("Q", [0, 0, 8] + [8, 8, SIZE - 16] * 300 + [SIZE - 8, SIZE - 8, 8])
+
+
+def begin_long_copy(dst: Mapping, src: Mapping) -> threading.Thread:
+    """Start LONG_COPY in a thread; return once its first word has landed."""
+    src.write_bytes(0, b"\1" * SIZE)
+    thread = threading.Thread(target=copy_spans, args=(dst, src, LONG_COPY))
     thread.start()
     while thread.is_alive() and not dst.load_u64(0):
         pass
@@ -30,33 +36,50 @@ def start_copy(dst: Mapping, src: Mapping) -> threading.Thread:
 
 @pytest.mark.slow
 def test_close_waits_for_a_copy_in_flight(make_memfd: MakeMemfd, make_region: MakeRegion) -> None:
-    size = 128 * MIB
-    src = make_region(size)
-    src.write_bytes(0, b"\1" * size)
-    for _ in range(20):
-        fd = make_memfd(size)
-        dst, witness = Mapping(fd, size, writable=True), Mapping(fd, size, writable=False)
-        witness.populate(0, size)
-        thread = start_copy(dst, src)
-        in_flight = witness.load_u64(size - 8) == 0
-        dst.close()
-        assert dst.closed
-        assert witness.load_u64(size - 8) != 0
-        thread.join()
-        if in_flight:
-            return
-    pytest.fail("no copy of 128 MiB was ever caught in flight")
+    src, fd = make_region(SIZE), make_memfd(SIZE)
+    dst, witness = Mapping(fd, SIZE, writable=True), Mapping(fd, SIZE, writable=False)
+    thread = begin_long_copy(dst, src)
+    assert witness.load_u64(SIZE - 8) == 0, "the copy ended before it could be closed under"
+    dst.close()
+    assert dst.closed
+    assert witness.load_u64(SIZE - 8) != 0
+    thread.join()
+
+
+@pytest.mark.slow
+def test_close_of_the_source_waits_too(make_memfd: MakeMemfd, make_region: MakeRegion) -> None:
+    src, fd = make_region(SIZE), make_memfd(SIZE)
+    dst = Mapping(fd, SIZE, writable=True)
+    thread = begin_long_copy(dst, src)
+    assert dst.load_u64(SIZE - 8) == 0, "the copy ended before it could be closed under"
+    src.close()
+    assert dst.load_u64(SIZE - 8) != 0
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_mapping_being_closed_refuses_new_work(make_region: MakeRegion) -> None:
+    src, dst = make_region(SIZE), make_region(SIZE)
+    copier = begin_long_copy(dst, src)
+    closer = threading.Thread(target=dst.close)
+    closer.start()
+    while not dst.closed:
+        pass
+    with pytest.raises(ValueError, match="mapping is closed"):
+        dst.load_u64(0)
+    with pytest.raises(ValueError, match="mapping is closed"):
+        copy_spans(dst, src, LONG_COPY)
+    dst.close()  # a second close waits as the first does
+    copier.join()
+    closer.join()
 
 
 @pytest.mark.slow
 def test_other_threads_run_during_a_copy(make_region: MakeRegion) -> None:
-    size = 256 * MIB
-    src, dst = make_region(size), make_region(size)
-    src.write_bytes(0, b"\1" * size)
-    dst.populate(0, size)
-    thread = start_copy(dst, src)
+    src, dst = make_region(SIZE), make_region(SIZE)
+    thread = begin_long_copy(dst, src)
     steps = 0
-    while not dst.load_u64(size - 8) and thread.is_alive():
+    while not dst.load_u64(SIZE - 8) and thread.is_alive():
         steps += 1
     thread.join()
     # With the interpreter lock held, this thread would see nothing between start and end.
