@@ -37,6 +37,7 @@ class PrefillResult:
 
     hit_tokens:  tokens whose KV was found in the pool.
     first_token: what greedy decoding would give after the prompt.
+    transfers:   for each target why its rows did not arrive, '' where they did.
     """
 
     num_tokens: int
@@ -44,6 +45,7 @@ class PrefillResult:
     num_steps: int
     seconds: float
     first_token: int
+    transfers: tuple[str, ...] = ()
 
 
 class PrefillEngine:
@@ -102,6 +104,7 @@ class PrefillEngine:
             except (StepFailed, KvdRefused):
                 self._give_up(pooled)
                 raise
+            outcomes = tuple(self._outcome(target) for target in targets)
             self._pool.end(pooled)
         except StepFailed:
             self._drop_targets(targets)
@@ -114,7 +117,7 @@ class PrefillEngine:
             self._pipeline.forget(request)
             self._ids.give_back(device_blocks)
         seconds = time.monotonic() - started
-        return PrefillResult(len(tokens), pooled.hit_tokens, steps, seconds, first)
+        return PrefillResult(len(tokens), pooled.hit_tokens, steps, seconds, first, outcomes)
 
     def _admit(self, request: str, tokens: Sequence[int]) -> PooledRequest:
         hashes = block_hashes(tokens, self._tensors.block_tokens)
@@ -182,6 +185,17 @@ class PrefillEngine:
         """Drop a failed request's blocks; a kvd that is gone has dropped them already."""
         with suppress(KvdRefused):
             self._pool.abort(pooled)
+
+    def _outcome(self, target: Target) -> str:
+        """Wait until a target's rows have been read: '' or why they were not.
+
+        The prompt itself is done and stored: a reader that is gone is the reader's failure.
+        """
+        try:
+            self._client.await_transfer(target.transfer, self._deadline_s)
+        except KvdRefused as refusal:
+            return f"{refusal.code}: {refusal.context.get('detail', '')}"
+        return ""
 
     def _drop_targets(self, targets: Sequence[Target]) -> None:
         """Let who waits for the prompt's rows know at once that they will not come."""

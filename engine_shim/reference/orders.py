@@ -83,7 +83,10 @@ class Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="news"):
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag="prefilled", tag_field="news"):
-    """A prompt is computed and stored."""
+    """A prompt is computed and stored.
+
+    transfers: for each target why its rows did not arrive, '' where they did.
+    """
 
     request: str
     num_tokens: int
@@ -91,6 +94,7 @@ class Prefilled(msgspec.Struct, frozen=True, tag="prefilled", tag_field="news"):
     num_steps: int
     seconds: float
     first_token: int
+    transfers: list[str] = []
 
 
 class Expecting(msgspec.Struct, frozen=True, tag="expecting", tag_field="news"):

@@ -157,6 +157,7 @@ class PrefillWorker:
                         result.num_steps,
                         result.seconds,
                         result.first_token,
+                        list(result.transfers),
                     )
                 )
             case od.Report():

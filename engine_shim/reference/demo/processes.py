@@ -144,13 +144,20 @@ class EngineEnded(RuntimeError):
 class EngineProcess:
     """Rank 0 of a reference engine (and its other ranks), with orders and news."""
 
-    def __init__(self, role: str, name: str, *args: str, tp_size: int = 1) -> None:
-        """Start the processes; see `engine_shim.reference.serve` for `args`."""
+    def __init__(
+        self, role: str, name: str, *args: str, tp_size: int = 1, prefix: Sequence[str] = ()
+    ) -> None:
+        """Start the processes.
+
+        Args:
+            args: see `engine_shim.reference.serve`.
+            prefix: a command to run it under, e.g. `unshare --net`.
+        """
         self.name = name
         self._lines = od.Lines()
         self._directory = tempfile.TemporaryDirectory(prefix="kvd-engine-")
         self._log_path = Path(self._directory.name) / "log"
-        command = [sys.executable, "-m", "engine_shim.reference.serve", role]
+        command = [*prefix, sys.executable, "-m", "engine_shim.reference.serve", role]
         command += ["--engine", name, *args]
         if tp_size > 1:
             command += ["--tp-size", str(tp_size), "--group", self._directory.name]
