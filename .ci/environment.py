@@ -5,10 +5,10 @@ Needs nothing but Python 3.11 and its standard library, so that it runs on a bar
 Everything lives under `$XDG_CACHE_HOME/kvd-env` (default `~/.cache/kvd-env`) and is named by a
 digest of what it was made from, so nothing is ever changed once it is complete::
 
-    dev-<digest of requirements/dev.lock and the Python version>    third-party packages
-    base-<digest of requirements/base.lock and the Python version>  what a node needs, no more
-    wheel-kvd-<digest of the sources>                               this checkout's wheel
-    dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>           packages and wheel together
+    dev-<digest of the locks and the Python version>       packages of requirements/dev.lock
+    base-<digest>, build-<digest>                          of a node; of what builds the wheel
+    wheel-kvd-<digest of the sources>                      this checkout's wheel
+    dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>  packages and wheel together
 
 The last kind is a venv that sees the packages of the first two through a path file and holds
 nothing but the wheel: making one anew after an edit takes seconds, and a test run in another
@@ -25,6 +25,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def wheel() -> Path:
 
     The digest is taken again after the build: an edit in between would leave it with a wrong name.
     """
-    tools = _packages("dev")
+    tools = _packages("build")
     for _ in range(3):
         digest = _digest(tools.name.encode(), *_sources())
         made = where() / f"wheel-kvd-{digest}"
@@ -130,8 +131,10 @@ def _digest(*parts: bytes) -> str:
 
 def _packages(name: str) -> Path:
     """Return the environment with the packages of requirements/NAME.lock, made if need be."""
-    locks = [ROOT / "requirements" / "base.lock", ROOT / "requirements" / f"{name}.lock"]
-    digest = _digest(MACHINE.encode(), *(lock.read_bytes() for lock in locks))
+    lock = ROOT / "requirements" / f"{name}.lock"
+    included = re.findall(r"^-r (.+)$", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    locks = (lock, *(lock.with_name(other) for other in included))
+    digest = _digest(MACHINE.encode(), *(part.read_bytes() for part in locks))
     made = where() / f"{name}-{digest}"
     with _making(made) as needed:
         if needed:
@@ -139,8 +142,8 @@ def _packages(name: str) -> Path:
             python = made / "bin" / "python"
             log = made / "log"
             _run("making a venv", (sys.executable, "-m", "venv", str(made)), log)
-            install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(locks[-1]))
-            what = f"installing {locks[-1].relative_to(ROOT)}"
+            install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(lock))
+            what = f"installing {lock.relative_to(ROOT)}"
             _run(f"{what}, once per machine", (str(python), *install), log)
     return made
 
@@ -153,7 +156,7 @@ def _with_wheel(name: str) -> Path:
         if needed:
             _thin_venv(made, packages)
             install = ("install", "--no-deps", "--no-index", "--force-reinstall", str(built))
-            pip = _pip_into(made, _packages("dev"))
+            pip = _pip_into(made, packages)
             _run("installing the wheel", (*pip, *install), made / "log")
     return made
 

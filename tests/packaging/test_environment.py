@@ -34,7 +34,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (root / "kvd").mkdir(parents=True)
     (root / "kvd" / "a.py").write_text("a = 1\n", encoding="utf-8")
     (root / "requirements").mkdir()
-    for name in ("base", "dev"):
+    for name in ("base", "build", "dev"):
         (root / "requirements" / f"{name}.lock").write_text("", encoding="utf-8")
     monkeypatch.setattr(module, "ROOT", root)
     monkeypatch.setattr(module, "BUILD", root / "build")
@@ -136,6 +136,18 @@ def test_digest_follows_what_sources_say_and_are_called(environment: ModuleType)
     second = digest()
     (top / "a.py").rename(top / "b.py")
     assert len({first, second, digest()}) == 3
+
+
+def test_digest_of_packages_follows_what_a_lock_includes(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_run", lambda what, command, log: None)
+    locks = environment.ROOT / "requirements"
+    (locks / "dev.lock").write_text("-r base.lock\na==1\n", encoding="utf-8")
+    first = environment._packages("dev")
+    assert environment._packages("dev") == first
+    (locks / "base.lock").write_text("b==1\n", encoding="utf-8")
+    assert environment._packages("dev") != first
 
 
 def test_parts_of_a_digest_do_not_run_together(environment: ModuleType) -> None:

@@ -54,10 +54,16 @@ def test_locks_hold_what_is_declared() -> None:
 
 
 def test_no_package_is_locked_twice() -> None:
-    assert not pinned("base.lock").keys() & pinned("dev.lock").keys()
+    locks = [pinned(f"{name}.lock").keys() for name in ("base", "build", "dev")]
+    assert len(set().union(*locks)) == sum(len(lock) for lock in locks)
+
+
+def test_tools_include_what_they_build_on() -> None:
+    text = (LOCKS / "dev.lock").read_text(encoding="utf-8")
+    assert {"-r base.lock", "-r build.lock"} <= set(text.splitlines())
 
 
 def test_build_tools_are_locked() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
     names = {re.split(r"[<>=~! ]", line)[0] for line in build["requires"]}
-    assert names | {"cmake", "ninja"} <= pinned("dev.lock").keys()
+    assert names | {"cmake", "ninja"} <= pinned("build.lock").keys()
