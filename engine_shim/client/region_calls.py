@@ -71,10 +71,11 @@ class RegionCalls:
         with core.lock:
             # Kept even when the caller has gone: whoever asks next finds it.
             kept = core.regions.setdefault(call.region, mapping)
-            core.requests.answer(call.number, None)
-            core.room.notify_all()
         if kept is not mapping:
             mapping.close()
+        with core.lock:
+            core.requests.answer(call.number, None)
+            core.room.notify_all()
 
 
 def _map(data: bytes, fds: list[int]) -> Mapping:

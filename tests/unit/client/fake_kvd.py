@@ -54,6 +54,7 @@ class FakeKvd:
         self.items_max = 1024
         self.frame_bytes_max = 4 << 20
         self.pool_bytes = POOL_BYTES
+        self.page_boot_id = self.boot_id
         self.slots = 0
         self.page: GatePage | None = None
         self._event_fd = -1
@@ -213,7 +214,7 @@ class FakeKvd:
         self.slots = message.num_slots
         handed = []
         if message.num_slots:
-            self.page = GatePage(message.num_slots, self.boot_id)
+            self.page = GatePage(message.num_slots, self.page_boot_id)
             self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             handed = [self.page.fd, self._event_fd]
         if self.pool_bytes:

@@ -181,7 +181,7 @@ def test_end_of_the_connection_instead_of_a_hello(connect: Connect, kvd: FakeKvd
     ("reply", "code", "says"),
     [
         (b"\xc1", "frame_malformed", ""),
-        (raw(["member"]), "op_unknown", "member"),
+        (raw(["member", 1]), "op_unknown", "member"),
         (raw(["attached", 1]), "frame_malformed", ""),
         (attach.Mapped(1), "frame_malformed", "something else"),
         (attach.Attached(9, bytes(16), bytes(16), 0, 0), "protocol_mismatch", "protocol 9"),
@@ -231,6 +231,15 @@ def test_wrong_or_refusing_hello_ends_it_at_once(
     kvd.on(msg.Hello, lambda frame: reply(frame.request_no, kvd.boot_id))
     assert refused(connect).code == code
     assert len(kvd.hellos) == 1
+
+
+@pytest.mark.usefixtures("nothing_stays")
+def test_gate_page_of_another_life_is_not_used(connect: Connect, kvd: FakeKvd) -> None:
+    kvd.page_boot_id = bytes(16)
+    error = refused(connect)
+    assert error.code == "frame_malformed"
+    assert "another life" in str(error)
+    assert not kvd.hellos
 
 
 def test_hello_answered_by_another_life_is_tried_again(connect: Connect, kvd: FakeKvd) -> None:

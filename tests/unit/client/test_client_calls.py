@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -288,12 +289,19 @@ def test_long_lists_are_sent_in_parts(connect: Connect, kvd: FakeKvd) -> None:
     assert len(kvd.of(msg.Poison)) == 2
 
 
+def num_mappings() -> int:
+    """Mappings of the fake's memory in this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:fake-pool")
+
+
 def test_region_is_mapped_once_and_given_back(connect: Connect, kvd: FakeKvd) -> None:
     client = connect()
     region = client.region_create("g", 1, 2, 3, 4)
     assert region.size == POOL_BYTES
     region.write_bytes(0, b"rows")
+    mapped = num_mappings()
     assert client.region_create("g", 1, 2, 3, 4) is region
+    assert num_mappings() == mapped
     assert not region.closed
     view = region.view()
     with pytest.raises(BufferError):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine_shim.client import KvdClient, LinkState, Tenancy
+from engine_shim.client.gate_view import GateView
 from kvd.wire import attach
 from kvd.wire import messages as msg
 from kvd.wire.gate_layout import STATE_HELD
@@ -85,6 +86,27 @@ def test_while_the_connection_is_lost_nothing_is_asked_or_acquired(
     # The words of the old page still say free.
     assert refusal(lambda: client.slots.acquire(0, deadline_s=0.02)).code == "deadline_exceeded"
     assert not kvd.seen
+
+
+def test_word_seen_before_but_taken_after_the_loss_is_void(
+    connect: Connect, kvd: FakeKvd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    real = GateView.wait_free
+
+    def late(view: GateView, slot: int, after: int, timeout_ns: int, spin_ns: int) -> object:
+        outcome = real(view, slot, after, timeout_ns, spin_ns)
+        closed_door(kvd)
+        lost(client)
+        return outcome
+
+    monkeypatch.setattr(GateView, "wait_free", late)
+    assert refusal(lambda: client.slots.acquire(0, deadline_s=0.1)).code == "deadline_exceeded"
+    assert client.statistics().gate_waits == {"free": 1}
+    assert client.statistics().slots_busy == 0
+    monkeypatch.undo()
+    kvd.on_attach = None
+    assert client.slots.acquire(0).epoch == 0
 
 
 @pytest.mark.parametrize(
