@@ -174,11 +174,14 @@ class SlotDesk:
     ) -> None:
         """Wait until kvd lets the loads start; ask again while a span is being saved."""
         core = self._core
-        pause_s = RETRY_MIN_S
+        pause_s, before = RETRY_MIN_S, ""
         while True:
             code = ticket.wait(left_s(end))
             if not code:
                 return
+            # What kvd said last says more than that the time ran out meanwhile.
+            code = before if code == "deadline_exceeded" and before else code
+            before = code
             what = f"the loads of slot {tenancy.slot} for layer {layer}"
             if code not in AGAIN or left_s(end) <= pause_s:
                 raise KvdRefused(code, what=what, slot=tenancy.slot, layer=layer, path=core.path)

@@ -153,7 +153,7 @@ def test_span_that_is_being_saved_is_waited_for(connect: Connect, kvd: FakeKvd) 
 def test_span_that_stays_busy_gives_the_slot_back(connect: Connect, kvd: FakeKvd) -> None:
     client = connect()
     kvd.code_of = lambda item: "span_busy" if isinstance(item, AcquiredItem) else ""
-    error = refusal(lambda: client.slots.acquire(0, 3, LOADS, deadline_s=0.05))
+    error = refusal(lambda: client.slots.acquire(0, 3, LOADS, deadline_s=0.3))
     assert error.code == "span_busy"
     settled(client)
     assert kvd.seen[-2:] == [LoadEndedItem(0, 0, False), ComputedItem(0, 0, False)]

@@ -109,6 +109,23 @@ def test_word_seen_before_but_taken_after_the_loss_is_void(
     assert client.slots.acquire(0).epoch == 0
 
 
+def test_gate_whose_wake_up_is_broken_is_replaced(
+    connect: Connect, kvd: FakeKvd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    real, broken = GateView.wait_free, [True]
+
+    def once(view: GateView, slot: int, after: int, timeout_ns: int, spin_ns: int) -> object:
+        if broken:
+            broken.pop()
+            return "hangup", 0
+        return real(view, slot, after, timeout_ns, spin_ns)
+
+    monkeypatch.setattr(GateView, "wait_free", once)
+    assert client.slots.acquire(0).epoch == 0
+    assert client.statistics().attaches == 2
+
+
 @pytest.mark.parametrize(
     "code", ["stale_boot", "unauthorized", "engine_unknown", "stale_incarnation"]
 )

@@ -265,6 +265,19 @@ def test_loads_that_a_restart_interrupts_give_the_slot_back(
     assert client.statistics().slots_busy == 0
 
 
+def test_loads_that_wait_for_a_span_do_not_ask_the_next_kvd_for_it(
+    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
+) -> None:
+    client = connect()
+    kvd.code_of = lambda item: "span_busy"
+    call = Background(lambda: client.slots.acquire(0, 3, LOADS))
+    until(lambda: client.statistics().events_refused > 2)
+    kvds.append(kvd.successor())
+    assert call.wait() == "pool_lost"
+    client.flush()
+    assert not [item for item in kvds[-1].seen if isinstance(item, AcquiredItem)]
+
+
 def test_saves_of_an_older_life_are_refused_and_do_not_start(
     connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
 ) -> None:
