@@ -98,10 +98,11 @@ def _dropped(m: State, e: ev.TransferDropped, now: int, out: list[Effect]) -> No
     """An engine gives a transfer up, on whichever side it is."""
     m.member(e.ref)
     going = m.outgoing.get(e.transfer)
+    coming = m.incoming.get(e.transfer)
     if going is not None and going.engine == e.ref.engine:
         outgoing.dropped(m, going, now, out)
         out.append(Reply(e.reply, res.Done()))
-    elif e.peer and e.transfer not in m.incoming:
+    elif e.peer and (coming is None or coming.engine != e.ref.engine):
         out.append(SendRevoke(e.peer, ReadId(e.transfer, -1, 0, 0), "dropped"))
         out.append(Reply(e.reply, res.Done()))
     else:

@@ -146,11 +146,16 @@ def pool_claimed(m: State, event: se.ReadClaimed, now: int, out: list[Effect]) -
     found = _find(m, event.read)
     if found is None or found.hold is None or found.ref != event.ref:
         return False
-    if found.hold.phase is Phase.RUNNING and found.hold.executor != event.executor:
+    hold = found.hold
+    if hold.phase is Phase.RUNNING and hold.executor != event.executor:
         m.count("ignored_other_reader")
         return True
-    if found.hold.phase is Phase.OFFERED:
-        found.hold = granted(found.hold, event.executor, now, m.rules.timing)
+    if hold.doubt is not Doubt.NONE:
+        # As for a slot: "never started" may be on its way, and would lift what is granted now.
+        m.count("ignored_in_doubt")
+        return True
+    if hold.phase is Phase.OFFERED:
+        found.hold = granted(hold, event.executor, now, m.rules.timing)
     grant(m, event.read, event.executor, event.claim, out)
     return True
 

@@ -118,7 +118,8 @@ def claim_came(m: State, e: ev.ClaimCame, now: int, out: list[Effect]) -> None:
     event = se.ReadClaimed(e.ref, e.read, e.executor, e.claim)
     if outgoing.pool_claimed(m, event, now, out):
         return
-    if feed(m, event, now, out):
+    why = feed(m, event, now, out)
+    if why and why != "in_doubt":
         out.append(SendRevoke(e.executor, e.read, "gone"))
 
 
