@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
 from kvd.wire.layout import BlockLayoutSpec, Part
 from kvd.wire.slot_items import LoadItem, SaveItem
 from tests.integration.client.rig import ROW, TOKENS, Connect, digest, save_block
@@ -111,9 +109,6 @@ def test_region_is_real_memory_shared_by_whoever_asks(connect: Connect) -> None:
     assert region.closed
 
 
-@pytest.mark.xfail(
-    strict=True, reason="kvd takes a new connection for the one of a member that said goodbye"
-)
 def test_goodbye_lets_the_next_life_in_at_once(connect: Connect, daemon: Daemon) -> None:
     first = connect()
     first.slots.computed(first.slots.acquire(0))
