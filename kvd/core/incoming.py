@@ -182,11 +182,12 @@ def query_came(m: State, e: ev.QueryCame, out: list[Effect]) -> None:
     """Say what became of a read. Whoever is told that it does not run may rely on it:
 
     a claim without grant is given up here, so that its late grant starts nothing. A fence request
-    is answered only when nothing runs.
+    is answered only when nothing runs. Of a transfer that is known every running read is known;
+    the truth is unknown only for a transfer of an earlier life, or one that is forgotten.
     """
     transfer = m.incoming.get(e.read.transfer)
     known = _latest(transfer, e.read) if transfer is not None else None
-    truth = Truth.UNKNOWN
+    truth = Truth.UNKNOWN if transfer is None else Truth.NEVER_STARTED
     if known is not None and known.phase == "copying":
         if e.fence:
             return
@@ -196,7 +197,6 @@ def query_came(m: State, e: ev.QueryCame, out: list[Effect]) -> None:
     elif known is not None:
         assert transfer is not None
         del transfer.reads[known.read]
-        truth = Truth.NEVER_STARTED
     out.append(SendAnswer(e.peer, e.ref, e.read, truth, e.fence))
 
 
