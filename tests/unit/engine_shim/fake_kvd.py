@@ -1,0 +1,234 @@
+"""A kvd without sockets: the real machine, and a member's slots and blocks on top of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy, Ticket
+from engine_shim.gate import AcquiredEpochs
+from kvd.core import effects as ef
+from kvd.core import events as ev
+from kvd.core import results as res
+from kvd.core import slot_events as se
+from kvd.core.check import problems
+from kvd.core.ids import MemberRef, SlotRef
+from kvd.core.machine import Machine
+from kvd.core.state import Settings
+from kvd.server.translate import layout_of, read_spec
+from kvd.store.dict_index import DictIndex
+from kvd.wire.gate_layout import make_word
+from kvd.wire.layout import BlockLayoutSpec
+from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd_kernels.host import Mapping
+
+MEMBER = MemberRef("engine", "rank0", 7)
+
+
+class FakeKvd:
+    """A member's client (`SlotClient`, `BlockClient`) whose kvd is in this process.
+
+    `quarantined`: slots whose gate will not open.
+    """
+
+    def __init__(self, layout: BlockLayoutSpec, num_slots: int, num_blocks: int) -> None:
+        self._lock = threading.Condition()
+        made = layout_of(layout)
+        size = made.stride * num_blocks
+        self.machine = Machine(Settings(pool_bytes=size), DictIndex())
+        self._acquired = AcquiredEpochs(num_slots)
+        self._next_no = 0
+        self.generation = 1
+        self.quarantined: set[int] = set()
+        fd = os.memfd_create("fake-pool", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        self.pool: Mapping | None = Mapping(fd, size, writable=True)
+        os.close(fd)
+        self._words = [make_word(0, 1)] * num_slots
+        self.handle(
+            ev.MemberJoined(1, MEMBER, 1, True, 0, 1, 0, True, num_slots, made, b""),
+        )
+        self.slots = FakeDesk(self)
+
+    def handle(self, event: ev.Event) -> res.Result | None:
+        """Apply one event; what it answers. Raises KvdRefused for a refusal."""
+        with self._lock:
+            answer: res.Result | None = None
+            for effect in self.machine.handle([event], time.monotonic_ns()):
+                if isinstance(effect, ef.StoreGate):
+                    self._words[effect.slot] = make_word(effect.epoch, effect.state)
+                elif isinstance(effect, ef.Reply):
+                    answer = effect.result
+                elif isinstance(effect, ef.Refuse):
+                    raise KvdRefused(effect.error.code, **effect.error.context)
+            found = problems(self.machine.state)
+            assert not found, found
+            self._lock.notify_all()
+            return answer
+
+    def post(self, item: se.SlotEvent) -> Ticket:
+        """Apply one slot event; its ticket is settled."""
+        with self._lock:
+            number = self._next_no
+            self._next_no += 1
+            answer = self.handle(ev.SlotsChanged(1, MEMBER, number, (item,)))
+        assert isinstance(answer, res.SlotsSeen)
+        ticket = Ticket(threading.Lock(), 1)
+        ticket.settle(answer.codes[0] if answer.codes else "")
+        return ticket
+
+    def take(self, slot: int, seconds: float) -> int:
+        """Wait at the gate and take the slot; returns its epoch."""
+        with self._lock:
+            free = self._lock.wait_for(
+                lambda: (
+                    slot in self.quarantined or self._acquired.may_acquire(slot, self._words[slot])
+                ),
+                seconds,
+            )
+            if slot in self.quarantined:
+                raise SlotQuarantined(slot)
+            if not free:
+                raise KvdRefused("deadline_exceeded", what=f"slot {slot}")
+            return self._acquired.acquire(slot, self._words[slot])
+
+    def lose_pool(self) -> None:
+        """As after a restart of kvd: every block is void."""
+        self.generation += 1
+
+    def holds(self, slot: int) -> list[str]:
+        """Kinds of the holds on a slot."""
+        member = self.machine.state.members[MEMBER]
+        return sorted(hold.kind.value for hold in member.slots[slot].holds)
+
+    def all_free(self) -> bool:
+        """Whether every slot is free."""
+        return not self.machine.state.members[MEMBER].held
+
+    def wait_all_free(self, seconds: float = 10.0) -> None:
+        """Until every slot is free."""
+        with self._lock:
+            assert self._lock.wait_for(self.all_free, seconds)
+
+    def wait_blocks_free(self, seconds: float = 10.0) -> None:
+        """Until no block is in use: saves that were running have ended."""
+        pool = self.machine.state.pool
+        assert pool is not None
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(pool.blocks.free) == pool.blocks.total, seconds)
+
+    # Blocks -----------------------------------------------------------------------------------
+
+    def lookup(self, request: str, hashes: Sequence[bytes]) -> list[int]:
+        """See `BlockClient`."""
+        answer = self.handle(ev.LookedUp(1, MEMBER, request, b"".join(hashes)))
+        assert isinstance(answer, res.Found)
+        return list(answer.blocks)
+
+    def reserve(self, request: str, count: int) -> list[int]:
+        """See `BlockClient`."""
+        answer = self.handle(ev.Reserved(1, MEMBER, request, count))
+        assert isinstance(answer, res.Taken)
+        return list(answer.blocks)
+
+    def commit(
+        self,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        tokens: Sequence[int],
+        deadline_s: float | None = None,
+        *,
+        request: str = "",
+    ) -> list[str]:
+        """See `BlockClient`."""
+        items = tuple(
+            ev.CommitItem(block, key, count, request)
+            for block, key, count in zip(blocks, hashes, tokens, strict=True)
+        )
+        answer = self.handle(ev.Committed(1, MEMBER, items))
+        assert isinstance(answer, res.ItemStatuses)
+        return list(answer.codes) or [""] * len(items)
+
+    def unpin(self, request: str) -> None:
+        """See `BlockClient`."""
+        self.handle(ev.RequestEnded(1, MEMBER, request))
+
+    def abort(self, request: str) -> None:
+        """See `BlockClient`."""
+        self.handle(ev.RequestEnded(1, MEMBER, request, None, aborted=True))
+
+
+class FakeDesk:
+    """The slots of a `FakeKvd`'s member."""
+
+    def __init__(self, kvd: FakeKvd) -> None:
+        self._kvd = kvd
+        self._saves: dict[tuple[int, int], Ticket] = {}
+
+    def acquire(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+    ) -> Tenancy:
+        """See `Desk`."""
+        end = time.monotonic() + (deadline_s or 10.0)
+        epoch = self._kvd.take(slot, end - time.monotonic())
+        tenancy = Tenancy(slot, epoch, self._kvd.generation)
+        specs = tuple(se.LoadSpec(it.request, tuple(it.blocks), it.tokens) for it in loads)
+        while True:
+            event = se.Acquired(SlotRef(MEMBER, slot, epoch), layer, specs)
+            code = self._kvd.post(event).code
+            if not code:
+                return tenancy
+            if code not in ("span_busy", "span_unwritten") or time.monotonic() > end:
+                raise KvdRefused(code, slot=slot)
+            with self._kvd._lock:
+                self._kvd._lock.wait(0.01)
+
+    def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
+        """See `Desk`."""
+        return self._kvd.post(se.LoadEnded(_ref(tenancy), ok))
+
+    def written(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        saves: Sequence[SaveItem] = (),
+        reads: Sequence[ReadItem] = (),
+        deadline_s: float | None = None,
+    ) -> Ticket:
+        """See `Desk`."""
+        specs = tuple(
+            se.SaveSpec(it.saver, tuple(it.blocks), tuple(it.tokens), tuple(it.requests))
+            for it in saves
+        )
+        offered = tuple(read_spec(layer, it) for it in reads)
+        ticket = self._kvd.post(se.Written(_ref(tenancy), layer, specs, offered))
+        self._saves[tenancy.slot, tenancy.epoch] = ticket
+        return ticket
+
+    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
+        """See `Desk`."""
+        return self._kvd.post(se.Computed(_ref(tenancy), ok))
+
+    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
+        """See `Desk`."""
+        code = self._saves[tenancy.slot, tenancy.epoch].code
+        if code:
+            raise KvdRefused(code, slot=tenancy.slot)
+
+    def save_ended(
+        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+    ) -> Ticket:
+        """See `Desk`."""
+        return self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens)))
+
+
+def _ref(tenancy: Tenancy) -> SlotRef:
+    return SlotRef(MEMBER, tenancy.slot, tenancy.epoch)
