@@ -20,6 +20,8 @@ from kvd_kernels.host import GateWaiter, Mapping
 
 TARGET: Final = 1.5
 US: Final = 1e-3
+IDLE_NS: Final = 1_000_000
+"""How long the sleeper sleeps before it is woken: its CPU has gone idle by then."""
 SECOND: Final = 1_000_000_000
 
 
@@ -31,7 +33,7 @@ def _waker(orders: Connection, hand: socket.socket, event_fd: int, clock_fd: int
     epoch = 0
     while (order := orders.recv_bytes()) != b"end":
         # The sleeper must be asleep: it has gone to sleep when its CPU is idle for this long.
-        end = time.perf_counter_ns() + 200_000
+        end = time.perf_counter_ns() + IDLE_NS
         while time.perf_counter_ns() < end:
             pass
         clock.store_u64(0, time.monotonic_ns())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,24 @@ class WorkThread:
             work()
 
 
+class BusyTime:
+    """How long a stream of copies was busy: overlapping waits in its queue count once.
+
+    Used by one thread that submits and one that hears the ends, in the same order.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was copied."""
+        self._last_end = 0
+        self.busy_ns = 0
+
+    def ended(self, submitted: int) -> None:
+        """A copy that was submitted at this time (monotonic, ns) has ended now."""
+        now = time.monotonic_ns()
+        self.busy_ns += now - max(submitted, self._last_end)
+        self._last_end = now
+
+
 class Loader:
     """Acquires and loads the layers of one step after another."""
 
@@ -72,6 +91,7 @@ class Loader:
         self._news = news
         self._stream = device.stream("load")
         self._thread = WorkThread("kvd-load", device)
+        self.time = BusyTime()
         self.num_bytes = 0
 
     def start(self, step: Step, ring: RingPlan) -> None:
@@ -114,11 +134,12 @@ class Loader:
             pool = pool_of(self._client, state.tenancy)
             if pool is None:
                 raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
+            started = time.monotonic_ns()
             self._stream.copy(self._memory, pool, spans)
             state.load_event = self._device.event()
             self._stream.record(state.load_event)
             self._stream.launch_host(
-                lambda failure: self._news.put(partial(self._ended, step, state, failure))
+                lambda failure: self._news.put(partial(self._ended, step, state, started, failure))
             )
         except (KvdRefused, DeviceError):
             self._tell(state, ok=False)
@@ -136,7 +157,10 @@ class Loader:
                 self._rows.add_load(spans, layer, slot, request, have)
         return items, spans
 
-    def _ended(self, step: Step, state: LayerState, failure: DeviceError | None) -> None:
+    def _ended(
+        self, step: Step, state: LayerState, started: int, failure: DeviceError | None
+    ) -> None:
+        self.time.ended(started)
         if failure is not None:
             step.fail(as_step_failure(failure))
         self._tell(state, ok=failure is None)
@@ -177,6 +201,7 @@ class Saver:
         self._news = news
         self._stream = device.stream("save")
         self._thread = WorkThread("kvd-save", device)
+        self.time = BusyTime()
         self.num_bytes = 0
 
     def start(self, task: SaveTask) -> None:
@@ -207,13 +232,17 @@ class Saver:
         if pool is None:
             raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
         self._stream.wait(task.written)
+        started = time.monotonic_ns()
         self._stream.copy(pool, self._memory, spans)
         self._stream.launch_host(
-            lambda failure: self._news.put(partial(self._ended, task.step, state, failure))
+            lambda failure: self._news.put(partial(self._ended, task.step, state, started, failure))
         )
         self.num_bytes += spans.num_bytes
 
-    def _ended(self, step: Step, state: LayerState, failure: DeviceError | None) -> None:
+    def _ended(
+        self, step: Step, state: LayerState, started: int, failure: DeviceError | None
+    ) -> None:
+        self.time.ended(started)
         if failure is not None:
             step.fail(as_step_failure(failure))
         self._tell(state, ok=failure is None)

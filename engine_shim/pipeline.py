@@ -50,12 +50,15 @@ class PipelineOptions:
 class PipelineFigures:
     """What the pipeline has done so far.
 
-    exposed_s: time that the compute thread waited for slots and loads.
+    exposed_s:      time that the compute thread waited for slots and loads.
+    load_s, save_s: time that copies in that direction were under way.
     """
 
     loaded_bytes: int
     saved_bytes: int
     exposed_s: float
+    load_s: float
+    save_s: float
     spares_left: int
 
 
@@ -104,6 +107,8 @@ class PrefillPipeline:
             self._loader.num_bytes,
             self._saver.num_bytes,
             self._waited_ns / 1e9,
+            self._loader.time.busy_ns / 1e9,
+            self._saver.time.busy_ns / 1e9,
             len(self._ring.spares),
         )
 
