@@ -30,14 +30,16 @@ env: ## make the environment of this checkout and link it as .venv
 demo: env ## generate with a layer ring and without, and compare; DEMO_ARGS="--tokens 4096" is short
 	@$(RUN) -m engine_shim.reference.demo $(DEMO_ARGS)
 
-lint: env ## style, types, import contracts, tidiness
-	@$(TIMED) "ruff check" $(RUN) -m ruff check .
-	@$(TIMED) "ruff format" $(RUN) -m ruff format --check .
-	@$(TIMED) "mypy" $(RUN) -m mypy $(TYPED)
-	@$(TIMED) "mypy of .ci" $(RUN) -m mypy .ci/environment.py
-	@$(TIMED) "import contracts" env PYTHONPATH=.:kernels $(RUN) -c \
-	  'from importlinter.cli import lint_imports_command as lint; lint()'
-	@$(TIMED) "tidy" $(RUN) -m tests tidy
+lint: env ## style, types, import contracts, tidiness; all of them, whatever the first one says
+	@failed=0; \
+	$(TIMED) "ruff check" $(RUN) -m ruff check . || failed=1; \
+	$(TIMED) "ruff format" $(RUN) -m ruff format --check . || failed=1; \
+	$(TIMED) "mypy" $(RUN) -m mypy $(TYPED) || failed=1; \
+	$(TIMED) "mypy of .ci" $(RUN) -m mypy .ci/environment.py || failed=1; \
+	$(TIMED) "import contracts" env PYTHONPATH=.:kernels $(RUN) -c \
+	  'from importlinter.cli import lint_imports_command as lint; lint()' || failed=1; \
+	$(TIMED) "tidy" $(RUN) -m tests tidy || failed=1; \
+	exit $$failed
 
 format: env ## put every file into the project's form
 	@$(RUN) -m ruff check --fix --select I .

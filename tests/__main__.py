@@ -23,16 +23,16 @@ ORDER: Final = (
     "tidy",
     "unit",
     "golden",
-    "exhaustive",
     "kernels",
+    "exhaustive",
     "contract",
     "docs",
-    "stateful",
-    "sim",
-    "mutants",
     "integration",
     "packaging",
+    "stateful",
+    "sim",
     "e2e",
+    "mutants",
 )
 """Known tiers, what fails soonest first; one that is not named here runs after these."""
 

@@ -102,7 +102,9 @@ def mutable_globals(tree: ast.Module) -> Iterator[Breach]:
             continue
         names = [target.id for target in targets if isinstance(target, ast.Name)]
         is_table = bool(_CONSTANT.search(annotation)) or all(name.isupper() for name in names)
-        if names != ["__all__"] and (_is_fillable(value) or (_is_display(value) and not is_table)):
+        if names not in (["__all__"], ["pytestmark"]) and (
+            _is_fillable(value) or (_is_display(value) and not is_table)
+        ):
             yield node.lineno, f"{', '.join(names)} is state of the module: give it an owner"
     for inner in ast.walk(tree):
         if isinstance(inner, ast.Global):

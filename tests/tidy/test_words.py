@@ -26,7 +26,6 @@ GLOSSARY: Final = (
     Word(r"\bshel(f|ves)\b", "hot buffer", "the shelf of a request"),
     Word(r"\bhot cache\b", "hot buffer", "rows of the hot cache"),
     Word(r"\b(storage slot|tray)s?\b", "slot", "a tray per layer"),
-    Word(r"\bshared buffers?\b", "ring", "layers take turns in the shared buffers"),
     Word(r"\bref_?counts?\b", "hold, or pin", "the refcount of a slot"),
     Word(r"\b(kv|tensor) groups?\b", "layer group", "one kv group"),
     Word(r"\bprefetch[ _]depth\b", "lookahead", "a prefetch depth of 2"),
