@@ -1,5 +1,5 @@
 # Every target works from a bare clone: what it needs is made first, once (see .ci/environment.py).
-# Options: PYTHON=python3.12, TIERS="unit golden", TEST_ARGS="-k gate", DEMO_ARGS="--tokens 4096".
+# Options: PYTHON=python3.12, TIERS="unit golden", TEST_ARGS="-x", DEMO_ARGS="--tokens 4096".
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
