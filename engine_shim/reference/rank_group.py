@@ -7,6 +7,7 @@ connection is the end of the engine: a rank never waits for a rank 0 that is gon
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from engine_shim.steps import StepRequest
 
 MESSAGE_BYTES_MAX: Final = 160 << 10
 CONNECT_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 0.02
 
 
 class StepOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -82,13 +84,22 @@ class RankGroup:
 
     @classmethod
     def join(cls, path: Path) -> RankGroup:
-        """Be another rank: connect to rank 0, which listens already.
+        """Be another rank: connect to rank 0, once it listens.
 
-        Raises: OSError when it does not.
+        Raises: OSError when it does not in time.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        connection.connect(str(path))
-        return cls([connection])
+        end = time.monotonic() + CONNECT_SECONDS
+        while True:
+            try:
+                connection.connect(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > end:
+                    connection.close()
+                    raise
+                time.sleep(RETRY_SECONDS)
+            else:
+                return cls([connection])
 
     def send(self, order: StepOrder) -> None:
         """Rank 0: let all others do it. A rank that is gone is noticed by the collective."""

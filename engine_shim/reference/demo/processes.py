@@ -176,10 +176,6 @@ class EngineProcess:
 
     def _other(self, command: list[str], rank: int, log: int) -> subprocess.Popen[bytes]:
         """Another rank; it joins once rank 0 listens for it."""
-        door = Path(self._directory.name) / "orders.sock"
-        end = time.monotonic() + READY_SECONDS
-        while not door.exists() and self.process.poll() is None and time.monotonic() < end:
-            pause(POLL_SECONDS)
         return subprocess.Popen(
             [*command, "--rank", str(rank)],
             stdin=subprocess.DEVNULL,
