@@ -155,6 +155,22 @@ class KvdClient(Operations):
                     raise KvdRefused("deadline_exceeded", what="acknowledging slot events")
                 core.room.wait(left)
 
+    def wait_attached(self, deadline_s: float | None = None) -> int:
+        """Wait until kvd is there (again); returns the generation.
+
+        Raises: KvdRefused(unreachable) at the deadline, or once attaching was given up.
+        """
+        core, end = self._core, self._caller.end(deadline_s)
+        core.check_process()
+        with core.lock:
+            while core.state is not LinkState.ATTACHED:
+                left = left_s(end)
+                gone = core.state in (LinkState.FAILED, LinkState.CLOSED) or core.is_closing
+                if gone or left == 0:
+                    raise core.unreachable()
+                core.changed.wait(left)
+            return core.generation
+
     def retry(self) -> None:
         """Begin to attach again after that was given up (state failed); harmless otherwise."""
         core = self._core

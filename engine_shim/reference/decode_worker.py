@@ -91,40 +91,43 @@ class DecodeWorker:
             undo.callback(self.client.close)
             self.client.open()
             name = f"{options.engine}-kv"
-            region = self.client.region_create(
-                name,
-                config.num_layers,
-                blocks,
-                options.block_tokens,
-                config.main_row_bytes,
-                options.transfer_deadline_s,
-            )
-            self.store = HotStore(
-                config,
-                self._device,
-                region,
-                layout,
-                slots=options.hot_rows or 2 * config.index_topk,
-                num_buffers=options.num_requests,
-                max_step_tokens=options.max_width,
-                index_memory=resident,
-                writes_region=rank == 0,
-            )
-            undo.callback(self.store.close)
-            self._device_bytes = index_bytes + self.store.hot.layout.num_bytes
+
+            def make_store() -> HotStore:
+                region = self.client.region_create(
+                    name,
+                    config.num_layers,
+                    blocks,
+                    options.block_tokens,
+                    config.main_row_bytes,
+                    options.transfer_deadline_s,
+                )
+                return HotStore(
+                    config,
+                    self._device,
+                    region,
+                    layout,
+                    slots=options.hot_rows or 2 * config.index_topk,
+                    num_buffers=options.num_requests,
+                    max_step_tokens=options.max_width,
+                    index_memory=resident,
+                    writes_region=rank == 0,
+                )
+
             self._resident_bytes = config.token_bytes * blocks * options.block_tokens
             self._max_width = options.max_width
             port = options.kv_port + rank if options.kv_port else 0
             self.engine = DecodeEngine(
                 SparseModel(config, rank, collective),
                 self.client,
-                self.store,
+                make_store,
                 name,
                 BlockIds(blocks),
                 group,
                 peer=f"{options.host}:{port}",
                 transfer_deadline_s=options.transfer_deadline_s,
             )
+            hot_bytes = self.engine.store.hot.layout.num_bytes
+            self._device_bytes = index_bytes + hot_bytes
             self._undo = undo.pop_all()
 
     def ready(self) -> od.Ready:
@@ -169,7 +172,7 @@ class DecodeWorker:
         )
 
     def _figures(self) -> dict[str, float]:
-        figures = self.store.statistics()
+        figures = self.engine.store.statistics()
         rows = figures.rows
         return {
             "hot_selected": float(rows.selected),

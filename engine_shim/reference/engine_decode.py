@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ class DecodeEngine:
         self,
         model: SparseModel,
         client: KvdClient,
-        store: HotStore,
+        make_store: Callable[[], HotStore],
         region: str,
         ids: BlockIds,
         group: RankGroup,
@@ -62,14 +62,17 @@ class DecodeEngine:
         transfer_deadline_s: float,
     ) -> None:
         """Args:
-        store: hot buffers and resident index keys of this rank.
+        make_store: maps the region and makes this rank's hot buffers; called again when kvd
+            was restarted and the region is gone.
         region: name of the engine's region.
         ids: block ids of the region, rank 0's only.
         peer: address where our kvd listens for producers.
         """
         self._model = model
         self._client = client
-        self._store = store
+        self._make_store = make_store
+        self.store = make_store()
+        self._generation = client.generation
         self._region = region
         self._ids = ids
         self._group = group
@@ -84,11 +87,12 @@ class DecodeEngine:
 
         Raises: StepFailed, KvdRefused; nothing is taken then.
         """
+        self._renew_if_lost()
         if request in self._open:
             raise StepFailed("request_open", f"request {request} is expected already")
         if num_tokens < 1 or num_new < 0:
             raise StepFailed("prompt_empty", "a prompt needs at least one token")
-        size = self._store.region_layout.block_tokens
+        size = self.store.region_layout.block_tokens
         count = -(-(num_tokens + num_new) // size)
         if count > self._ids.num_free:
             raise StepFailed(
@@ -108,6 +112,24 @@ class DecodeEngine:
             raise
         self._open[request] = Destination(request, transfer, blocks, num_tokens, num_new)
         return Target(transfer, self._peer)
+
+    def _renew_if_lost(self) -> None:
+        """A restarted kvd has no region of ours: requests end, and a new one is made.
+
+        Raises: KvdRefused.
+        """
+        if self._client.wait_attached(self._deadline_s) == self._generation:
+            return
+        for request in list(self._open):
+            self.drop(request)
+        self._group.send(StepOrder("renew", StepRequest("", (), (), 0, 0)))
+        self._renew()
+
+    def _renew(self) -> None:
+        generation = self._client.wait_attached(self._deadline_s)
+        self.store.close()
+        self.store = self._make_store()
+        self._generation = generation
 
     def _allocate(self, blocks: Sequence[int]) -> None:
         """Announce reuse; blocks that an old read still writes into are waited for.
@@ -169,7 +191,7 @@ class DecodeEngine:
     def run(self, order: StepOrder) -> Decoded:
         """Generate as ordered; the rows of the prompt are in the region."""
         request = order.request
-        cache = self._store.open(request.request, request.device_blocks)
+        cache = self.store.open(request.request, request.device_blocks)
         try:
             cache.landed(request.num_computed)
             drafter = PromptLookup() if order.width > 1 else None
@@ -180,13 +202,17 @@ class DecodeEngine:
     def follow(self) -> None:
         """Be rank 1 and up: generate what rank 0 generates, until it says stop."""
         while (order := self._group.receive()) is not None:
-            self.run(order)
+            if order.kind == "renew":
+                self._renew()
+            else:
+                self.run(order)
 
     def close(self) -> None:
         """Stop the ranks and give requests up."""
         for request in list(self._open):
             self.drop(request)
         self._group.stop()
+        self.store.close()
 
 
 def _order(destination: Destination, tokens: list[int], num_new: int, width: int) -> StepOrder:

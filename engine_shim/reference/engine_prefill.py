@@ -120,6 +120,7 @@ class PrefillEngine:
         return PrefillResult(len(tokens), pooled.hit_tokens, steps, seconds, first, outcomes)
 
     def _admit(self, request: str, tokens: Sequence[int]) -> PooledRequest:
+        self._client.wait_attached(self._deadline_s)
         hashes = block_hashes(tokens, self._tensors.block_tokens)
         return self._pool.admit(request, hashes, len(tokens))
 

@@ -47,18 +47,19 @@ def test_the_decode_engine_dies(pair: Pair) -> None:
 
 
 def test_the_decode_kvd_dies(pair: Pair) -> None:
-    """Its reads are fenced by its death; once it is back, and its engine with it, all works."""
+    """Its reads are fenced by its death; its engine attaches to the next one and goes on."""
     start_prefill(pair, "dying", text(skip=2))
     assert pair.decode_kvd.process is not None
     pair.decode_kvd.process.kill()
     news = end_of(pair)
     assert isinstance(news, od.Prefilled), news
     assert news.transfers[0].startswith("transfer_failed")
-    pair.decode.kill()
     pair.decode_kvd.process.wait()
     pair.decode_kvd.start()
-    pair.start_decode()
+    lost = pair.decode.ask(od.Decode("dying", list(text(skip=2)), 4), ORDER_SECONDS)
+    assert isinstance(lost, od.Failed), lost
     pair.check("after", text(skip=2))
+    assert pair.decode.process.poll() is None
     pair.settled()
 
 
