@@ -26,7 +26,7 @@ ATTACH_SOCKET: Final = "attach.sock"
 ENGINE_SOCKET: Final = "engine.sock"
 ADMIN_SOCKET: Final = "admin.sock"
 
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\w.:@-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\w.:@-]+\Z")]
 """Names of engines, members, regions: letters, digits and _ . : @ -"""
 
 RequestName = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -34,7 +34,7 @@ SaverName = Annotated[str, Meta(min_length=1, max_length=64)]
 OptionalName = Annotated[str, Meta(max_length=256)]
 """A name, or '' for none."""
 
-TransferName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-]+$")]
+TransferName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-]+\Z")]
 Address = Annotated[str, Meta(min_length=3, max_length=256)]
 Token = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
 BootId = Annotated[bytes, Meta(min_length=BOOT_ID_BYTES, max_length=BOOT_ID_BYTES)]
