@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvd.core import arming, outgoing
 from kvd.core import slot_events as se
+from kvd.core.block_types import BlockShape
 from kvd.core.effects import Effect, StoreGate
 from kvd.core.errors import LocalError
 from kvd.core.holds import HoldKind
@@ -30,6 +31,7 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
         if not member.contributes:
             raise LocalError("not_contributor", member=member.ref)
         table = pool_of(m)
+        _check_shard(table.shape, member)
         if event.layer >= table.shape.num_layers:
             raise LocalError("layer_unmapped", layer=event.layer)
         taken: set[int] = set()
@@ -43,7 +45,15 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
                 table.check_save(member.ref.engine, block, event.layer, member.shard, tokens, name)
     if event.reads:
         m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
+        if any(spec.pool_blocks for spec in event.reads):
+            _check_shard(pool_of(m).shape, member)
         arming.check_reads(m, member, event)
+
+
+def _check_shard(shape: BlockShape, member: Member) -> None:
+    """A member that gave no layout may name a shard that the pool's blocks do not have."""
+    if member.shard >= shape.num_shards:
+        raise LocalError("frame_malformed", detail=f"shard {member.shard} is not in the layout")
 
 
 def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
@@ -128,6 +138,7 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
     if not event.loads:
         return
     table = pool_of(m)
+    _check_shard(table.shape, member)
     size = table.shape.block_tokens
     if not 0 <= event.layer < table.shape.num_layers:
         raise LocalError("layer_unmapped", layer=event.layer)

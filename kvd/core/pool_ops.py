@@ -43,7 +43,8 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
 def reserved(m: State, e: ev.Reserved, now: int, out: list[Effect]) -> None:
     """Give a request private blocks; from now on it runs, and its pins have no lease."""
     engine = m.scheduler(e.ref)
-    if m.pool is None:
+    if m.pool is None or engine.namespace < 0:
+        # Without a layout of its own its blocks could never be told from others'.
         raise LocalError("reserve_too_large", want=e.count, total=0)
     if e.count < 1:
         raise LocalError("frame_malformed", detail="count must be at least 1")
