@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvd.core.errors import ConfigError, KvdError
 
 EXIT_OK: Final = 0
 EXIT_REFUSED: Final = 1
+EXIT_FORCED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INVARIANT: Final = 70
 
@@ -33,7 +35,8 @@ examples:
   kvd --check-config --config ./kvd.toml     say everything that is wrong with a file, and end
   kvd --runtime-dir /run/kvd-2               a second daemon beside the first
 
-exit codes: 0 stopped as asked, 1 refused to start, 2 wrong usage, 70 kvd contradicted itself
+exit codes: 0 stopped as asked, 1 refused to start, or asked twice to stop, 2 wrong usage,
+            70 kvd contradicted itself
 """
 
 
@@ -68,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the daemon and exit."""
+    # Interrupted before it has anything to give back, it ends by the signal, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(run(argv))
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import resource
+import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
 from kvd import __version__
+from kvd.cli.daemon import EXIT_FORCED, EXIT_INVARIANT
 from kvd.config.load import LoadedConfig
 from kvd.core.errors import InvariantError
 from kvd.memory.runtime import RuntimeDir, resolve_runtime_dir
@@ -20,12 +25,17 @@ from kvd.server.logs import Logs, capture_library_logs
 if TYPE_CHECKING:
     from kvd.server.node import Node
 
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
 
 def serve(loaded: LoadedConfig) -> int:
     """Run one kvd to its end; returns the exit code.
 
     Raises: KvdError when it cannot start; nothing is left over then.
     """
+    # From here on there is something to give back: whoever says stop meanwhile waits for the loop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    _raise_file_limit()
     config = loaded.config
     path = resolve_runtime_dir(config.server.runtime_dir, os.environ, os.getuid())
     runtime = RuntimeDir.acquire(path, others_may_enter=bool(config.server.allowed_uids))
@@ -41,12 +51,14 @@ def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
     logs = Logs(loaded.config.server.log_level, loaded.config.server.log_format)
 
     async def main() -> None:
-        admin = AdminServer(None, runtime.admin_socket, __version__)
-        await admin.start()
-        loop = asyncio.get_running_loop()
-        app = await loop.run_in_executor(None, importlib.import_module, "kvd.server.app")
-        node = await loop.run_in_executor(None, _make_node, loaded, logs)
-        await app.Daemon(node, runtime, admin).run()
+        stop = asyncio.Event()
+        with _obeyed_signals(stop):
+            admin = AdminServer(None, runtime.admin_socket, __version__)
+            await admin.start()
+            loop = asyncio.get_running_loop()
+            app = await loop.run_in_executor(None, importlib.import_module, "kvd.server.app")
+            node = await loop.run_in_executor(None, _make_node, loaded, logs)
+            await app.Daemon(node, runtime, admin, stop).run()
 
     undo = capture_library_logs(logs)
     try:
@@ -54,7 +66,7 @@ def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
             runner.run(main())
     except InvariantError as error:
         print(f"kvd: it contradicts itself and stops: {error}", file=sys.stderr)
-        return 70
+        return EXIT_INVARIANT
     finally:
         undo()
         logs.close()
@@ -65,6 +77,35 @@ def _make_node(loaded: LoadedConfig, logs: Logs) -> Node:
     from kvd.server.node import Node
 
     return Node(loaded, logs)
+
+
+@contextmanager
+def _obeyed_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set `stop` at the first signal and end at once at the second.
+
+    Outside of this the signals are blocked: kvd ends soon, and is not to be interrupted in that.
+    """
+
+    def asked() -> None:
+        if stop.is_set():
+            # Asked twice: whoever asks does not want to wait.
+            os._exit(EXIT_FORCED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _raise_file_limit() -> None:
+    """Each session and connection needs descriptors; the usual soft limit is for small programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _set_oom_score(score: int | None) -> None:

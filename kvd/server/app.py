@@ -10,15 +10,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from kvd.core.errors import KvdError, LocalError
+from kvd.core.errors import InvariantError, KvdError, LocalError
 from kvd.server.attach_socket import AttachSocket
 from kvd.server.collector import Collector
 from kvd.server.consumer_links import ConsumerLinks
@@ -41,17 +39,25 @@ class Daemon:
         node: Node,
         runtime: RuntimeDir,
         admin: AdminServer,
+        stop: asyncio.Event,
         *,
         use_kernel_pidfd: bool = True,
     ) -> None:
-        """Assemble; `run` does the rest. `admin` answers probes already, and is stopped here."""
+        """Assemble; `run` does the rest.
+
+        Args:
+            admin: answers probes already, and is stopped here.
+            stop: set when the daemon is to end.
+            use_kernel_pidfd: see `AttachSocket`.
+        """
         self._node = node
         self._admin = admin
         self._runtime = runtime
         self._use_kernel_pidfd = use_kernel_pidfd
         self._meter = node.meter
         self._view = LiveView(node, self._meter)
-        self._stop = asyncio.Event()
+        self._stop = stop
+        self._bug: InvariantError | None = None
         self._collector = Collector()
         self._meter.relief = self._collector.young
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -61,13 +67,12 @@ class Daemon:
         self._consumers: ConsumerLinks | None = None
 
     async def run(self) -> None:
-        """Serve until a signal says stop.
+        """Serve until it is time to stop.
 
-        Raises: KvdError when the pool cannot be had; everything is given back before.
+        Raises: KvdError when the pool cannot be had, InvariantError when kvd contradicts itself;
+            everything is given back before.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_stop)
+        asyncio.get_running_loop().set_exception_handler(self._on_exception)
         try:
             self._node.memory.make_pool()
             await self._listen()
@@ -76,13 +81,29 @@ class Daemon:
             notify("STOPPING=1")
         finally:
             await self._shut_down()
+        if self._bug is not None:
+            raise self._bug
 
-    def _asked_to_stop(self) -> None:
-        if self._stop.is_set():
-            # Asked twice: whoever asks does not want to wait.
-            os._exit(1)
-        self._view.stopping = True
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback that raises has left a step half done: kvd stops rather than continue wrong.
+
+        What a library's task or transport meets is only logged.
+        """
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is None or "handle" not in context or self._bug is not None:
+            return
+        if isinstance(error, InvariantError):
+            self._bug = error
+        else:
+            self._bug = InvariantError([f"{type(error).__name__}: {error}"])
         self._stop.set()
+
+    def _farewell(self) -> KvdError:
+        """What is answered to those who wait for something still."""
+        if self._bug is None:
+            return LocalError("stopping")
+        return KvdError("internal", detail=str(self._bug))
 
     # Start ------------------------------------------------------------------------------------
 
@@ -97,7 +118,7 @@ class Daemon:
         self._engines = EngineSocket(node, self._context, runtime.engine_socket)
         self._producers = ProducerLinks(node, self._context, self._attach, runtime.attach_socket)
         self._consumers = ConsumerLinks(node, self._context)
-        self._engines.on_hello = self._consumers.bind
+        self._engines.ports = self._consumers.ports
         self._view.producers, self._view.consumers = self._producers, self._consumers
         self._open_to_others(runtime.attach_socket, runtime.engine_socket)
         self._attach.start()
@@ -118,6 +139,7 @@ class Daemon:
         await asyncio.wait({populate, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not populate.done():
+            self._view.stopping = True
             node.memory.stop()
         try:
             await populate
@@ -152,15 +174,15 @@ class Daemon:
         """Give everything back, whatever was reached."""
         node = self._node
         self._view.stopping = True
-        node.is_ready = False
-        node.replies.refuse_all(LocalError("stopping"))
+        node.is_ready, node.is_stopping = False, True
+        node.replies.refuse_all(self._farewell())
         timer = getattr(self, "_timer", None)
         if timer is not None:
             timer.cancel()
         if self._producers is not None:
             self._producers.close()
         if self._consumers is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._consumers.drain)
+            await self._consumers.drain(node.config.server.grace_period / 1e9)
             self._consumers.close()
         if self._engines is not None:
             self._engines.close()
@@ -169,7 +191,8 @@ class Daemon:
         node.close_sessions()
         node.memory.close()
         if self._context is not None:
-            self._context.term()
+            # What a start that failed half way left open would be waited for without end.
+            self._context.destroy()
         await self._admin.stop()
         self._collector.close()
         node.logs.info("stopped")

@@ -7,8 +7,9 @@ readability of the process's pidfd, is how kvd learns of a death, at once and wi
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import errno
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,19 +19,23 @@ from typing import Final
 from kvd.core import events as ev
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.ids import MemberRef, kvd_executor
-from kvd.memory.gate_page import GatePage
 from kvd.server import seqpacket
+from kvd.server.handshake import agreed
+from kvd.server.member_attach import answer, check_member, check_process, make_session
 from kvd.server.node import Node
 from kvd.server.peer_credentials import Credentials, peer_credentials, take_pidfd
 from kvd.server.sessions import MemberSession, ReaderSession, Session, new_token
 from kvd.wire import attach
 from kvd.wire.codec import FrameError, attach_reply_codec, attach_request_codec
-from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
-from kvd_kernels.host import Mapping
 
 BACKLOG: Final = 128
 PENDING_MAX: Final = 64
 """Connections that have said nothing yet; the oldest gives way to a new one."""
+
+ACCEPT_PAUSE: Final = 0.1
+"""Pause before the next accept when descriptors are short, seconds."""
+
+_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class AttachSocket:
@@ -50,10 +55,13 @@ class AttachSocket:
         self._listener.setblocking(False)
         self._listener.bind(str(path))
         self._listener.listen(BACKLOG)
+        self._resume: asyncio.TimerHandle | None = None
         self._pending: dict[int, socket.socket] = {}
         self._sessions: dict[int, Session] = {}
+        self._detached: dict[str, ReaderSession] = {}
         self.nonces: dict[bytes, str] = {}
         """Nonces of hellos that peers have yet to answer by attaching: nonce -> their address."""
+        node.on_forgotten.append(self._unwatch)
 
     def start(self) -> None:
         """Accept."""
@@ -63,6 +71,8 @@ class AttachSocket:
     def close(self) -> None:
         """Accept nobody any more, and drop every connection."""
         loop = asyncio.get_running_loop()
+        if self._resume is not None:
+            self._resume.cancel()
         loop.remove_reader(self._listener.fileno())
         self._listener.close()
         for fd, connection in list(self._pending.items()):
@@ -75,6 +85,9 @@ class AttachSocket:
                 loop.remove_reader(session.pidfd)
             session.close_fds()
         self._sessions.clear()
+        for reader in list(self._detached.values()):
+            self._give_up(reader)
+        self._detached.clear()
 
     # Connections ------------------------------------------------------------------------------
 
@@ -83,9 +96,14 @@ class AttachSocket:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):
             return
+        except OSError as error:
+            if error.errno not in _SHORT:
+                raise
+            self._pause_accepting()
+            return
         connection.setblocking(False)
         credentials = peer_credentials(connection)
-        if not self._is_allowed(credentials.uid):
+        if credentials.uid not in self._node.allowed_uids:
             self._refuse(connection, LocalError("forbidden", uid=credentials.uid))
             connection.close()
             return
@@ -96,8 +114,14 @@ class AttachSocket:
         readable = self._node.meter.timed("attach", self._readable)
         asyncio.get_running_loop().add_reader(fd, readable, connection)
 
-    def _is_allowed(self, uid: int) -> bool:
-        return uid in (0, os.getuid()) or uid in self._node.config.server.allowed_uids
+    def _pause_accepting(self) -> None:
+        """Descriptors are short: make one free, and do not spin on who waits meanwhile."""
+        self._node.counters["accepts_delayed"] += 1
+        if self._pending:
+            self._drop_pending(next(iter(self._pending)))
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        self._resume = loop.call_later(ACCEPT_PAUSE, self.start)
 
     def _drop_pending(self, fd: int) -> None:
         connection = self._pending.pop(fd)
@@ -127,6 +151,11 @@ class AttachSocket:
             self._refuse(connection, KvdError(error.code, **error.context))
         except KvdError as error:
             self._refuse(connection, error)
+        except OSError as error:
+            if error.errno not in _SHORT:
+                raise
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._refuse(connection, LocalError("busy", what="open files", limit=limit))
         finally:
             # Whatever the message did not take over is nobody's.
             seqpacket.close_all(fds)
@@ -166,81 +195,42 @@ class AttachSocket:
         self, connection: socket.socket, message: attach.AttachMember, fds: list[int]
     ) -> None:
         node = self._node
-        protocol = self._agree(message.protocol_min, message.protocol_max)
-        node.machine.state.settings.limits.check("slots", message.num_slots, "slots_per_member")
-        self._check_room()
-        wants_device = message.device_bytes > 0
+        protocol = agreed(message.protocol_min, message.protocol_max)
+        ref = check_member(node, message)
         passed = list(fds)
+        wants_device = message.device_bytes > 0
         device_fd = passed.pop() if wants_device and passed else -1
         if wants_device and device_fd < 0:
             raise LocalError("frame_malformed", detail="device_bytes without its descriptor")
-        credentials, pidfd = self._take_pidfd(connection, passed, fds)
-        ref = MemberRef(message.engine, message.member, message.incarnation)
-        session = MemberSession(
-            new_token(),
-            credentials.pid,
-            credentials.uid,
-            pidfd,
-            connection,
-            node.now(),
-            node.now(),
-            ref,
-            num_slots=message.num_slots,
-        )
-        try:
-            if wants_device:
-                _seal(device_fd)
-                session.device = Mapping(device_fd, message.device_bytes, writable=True)
-                session.device_fd = device_fd
-                fds.remove(device_fd)
-            if message.num_slots:
-                session.page = GatePage(message.num_slots, node.boot_id)
-                session.event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except (ValueError, OSError) as error:
-            session.close_memory()
-            os.close(pidfd)
-            raise LocalError("frame_malformed", detail=f"device memory: {error}") from error
-        self._register_member(connection, session)
-        reply, handed = self._attached(session, protocol)
-        self._send(connection, reply, handed)
-
-    def _register_member(self, connection: socket.socket, session: MemberSession) -> None:
-        """From now on the session owns the connection; a dead predecessor is buried first."""
-        node = self._node
-        for old in list(node.sessions.members.values()):
-            if old.ref[:2] == session.ref[:2] and old.ref != session.ref and old.is_dead():
-                self._died(old)
+        credentials, pidfd = self._take_pidfd(connection, passed)
+        if pidfd not in fds:
+            fds.append(pidfd)
+        self._bury_predecessors(ref)
+        check_process(node, ref, credentials)
+        if ref not in node.sessions.members:
+            self._check_room()
+        session = make_session(node, ref, message, connection, (credentials, pidfd), device_fd)
+        for taken in (pidfd, device_fd):
+            if taken >= 0:
+                fds.remove(taken)
         replaced = node.sessions.add_member(session)
         if replaced is not None:
             self._replace(replaced)
         self._watch(connection, session)
+        reply, handed = answer(node, session, protocol)
+        self._send(connection, reply, handed)
+
+    def _bury_predecessors(self, ref: MemberRef) -> None:
+        """Whoever had this name and is dead is buried first, if its end was not seen yet."""
+        for old in list(self._node.sessions.members.values()):
+            if old.ref[:2] == ref[:2] and old.is_dead():
+                self._died(old)
 
     def _replace(self, old: MemberSession) -> None:
         """The same life of a member attached again: its old connection and page are void."""
-        loop = asyncio.get_running_loop()
-        if old.socket is not None:
-            self._sessions.pop(old.socket.fileno(), None)
-            loop.remove_reader(old.socket.fileno())
-        loop.remove_reader(old.pidfd)
+        self._unwatch(old)
         old.close_fds()
         self._node.memory.run(old.close_memory)
-
-    def _attached(self, session: MemberSession, protocol: int) -> tuple[attach.Attached, list[int]]:
-        node = self._node
-        pool = node.memory.pool
-        handed = []
-        if session.page is not None:
-            handed += [session.page.fd, session.event_fd]
-        if pool is not None:
-            handed.append(pool.fd)
-        reply = attach.Attached(
-            protocol,
-            node.boot_id,
-            session.token,
-            pool.size if pool is not None else 0,
-            session.page.size if session.page is not None else 0,
-        )
-        return reply, handed
 
     def _map_region(self, session: MemberSession, name: str) -> None:
         core = self._node.state.regions.get(name)
@@ -256,11 +246,17 @@ class AttachSocket:
         self, connection: socket.socket, message: attach.AttachReader, fds: list[int]
     ) -> None:
         node = self._node
-        protocol = self._agree(message.protocol_min, message.protocol_max)
-        self._check_room()
+        protocol = agreed(message.protocol_min, message.protocol_max)
         if message.nonce not in self.nonces:
             raise LocalError("unauthorized")
-        credentials, pidfd = self._take_pidfd(connection, list(fds), fds)
+        credentials, pidfd = self._take_pidfd(connection, fds)
+        if pidfd not in fds:
+            fds.append(pidfd)
+        executor = kvd_executor(message.boot_id.hex())
+        self._check_reader(executor, credentials)
+        self._check_room()
+        pool = node.memory.pool
+        handed = [pool.readonly_fd()] if pool is not None else []
         session = ReaderSession(
             new_token(),
             credentials.pid,
@@ -269,19 +265,31 @@ class AttachSocket:
             connection,
             node.now(),
             node.now(),
-            kvd_executor(message.boot_id.hex()),
+            executor,
             message.nonce,
             message.your_token,
         )
+        fds.remove(pidfd)
+        self._give_up(self._detached.pop(executor, None))
         node.sessions.add_reader(session)
         self._watch(connection, session)
-        pool = node.memory.pool
-        handed, size = [], 0
-        if pool is not None:
-            handed, size = [pool.readonly_fd()], pool.size
+        size = pool.size if pool is not None else 0
         reply = attach.Attached(protocol, node.boot_id, session.token, size, 0)
         self._send(connection, reply, handed)
         seqpacket.close_all(handed)
+
+    def _check_reader(self, executor: str, credentials: Credentials) -> None:
+        """A kvd may attach as often as it likes, but nobody may under its name.
+
+        Raises: LocalError(unauthorized).
+        """
+        known = self._node.sessions.readers.get(executor) or self._detached.get(executor)
+        if known is None:
+            return
+        if known.is_dead():
+            self._died(known)
+        elif known.pid != credentials.pid:
+            raise LocalError("unauthorized")
 
     def _map_member(self, session: ReaderSession, message: attach.MapMember) -> None:
         ref = MemberRef(message.engine, message.member, message.incarnation)
@@ -290,21 +298,13 @@ class AttachSocket:
             raise LocalError("engine_unknown", engine=message.engine)
         assert session.socket is not None
         readonly = os.open(f"/proc/self/fd/{member.device_fd}", os.O_RDONLY | os.O_CLOEXEC)
-        reply = attach.Mapped(member.device.size, member.device_layout, member.layout)
-        self._send(session.socket, reply, [readonly])
-        os.close(readonly)
+        try:
+            reply = attach.Mapped(member.device.size, member.device_layout, member.layout)
+            self._send(session.socket, reply, [readonly])
+        finally:
+            os.close(readonly)
 
     # Both -------------------------------------------------------------------------------------
-
-    def _agree(self, theirs_min: int, theirs_max: int) -> int:
-        protocol = agree(theirs_min, theirs_max)
-        if protocol is None:
-            raise LocalError(
-                "protocol_mismatch",
-                theirs=f"{theirs_min}-{theirs_max}",
-                ours=f"{PROTOCOL_MIN}-{PROTOCOL}",
-            )
-        return protocol
 
     def _check_room(self) -> None:
         limit = self._node.config.limits.sessions
@@ -312,13 +312,11 @@ class AttachSocket:
             raise LocalError("busy", what="sessions", limit=limit)
 
     def _take_pidfd(
-        self, connection: socket.socket, passed: list[int], fds: list[int]
+        self, connection: socket.socket, passed: Sequence[int]
     ) -> tuple[Credentials, int]:
-        """The process's pidfd, owned by the caller; what was passed and taken leaves `fds`."""
+        """Who is at the other end, and its pidfd: one of `passed`, or a new one to be closed."""
         first = passed[0] if passed else None
         pidfd, _ = take_pidfd(connection, first, use_kernel=self._use_kernel_pidfd)
-        if pidfd in fds:
-            fds.remove(pidfd)
         return peer_credentials(connection), pidfd
 
     def _watch(self, connection: socket.socket, session: Session) -> None:
@@ -328,20 +326,27 @@ class AttachSocket:
         died = self._node.meter.timed("death", self._died)
         asyncio.get_running_loop().add_reader(session.pidfd, died, session)
 
+    def _unwatch(self, session: Session) -> None:
+        """Look at its connection and its process no more; both descriptors are still open."""
+        loop = asyncio.get_running_loop()
+        if session.socket is not None:
+            fd = session.socket.fileno()
+            self._sessions.pop(fd, None)
+            loop.remove_reader(fd)
+        if session.pidfd >= 0:
+            loop.remove_reader(session.pidfd)
+
     def _ended(self, connection: socket.socket) -> None:
         """A connection closed: the death of its process, unless that is seen to live."""
         fd = connection.fileno()
         if fd in self._pending:
             self._drop_pending(fd)
             return
-        session = self._sessions.get(fd)
-        asyncio.get_running_loop().remove_reader(fd)
-        if session is None:
-            connection.close()
-            return
+        session = self._sessions[fd]
         if session.is_dead():
             self._died(session)
             return
+        asyncio.get_running_loop().remove_reader(fd)
         del self._sessions[fd]
         connection.close()
         session.socket = None
@@ -350,6 +355,25 @@ class AttachSocket:
                 self._node.apply(ev.MemberSilent(session.ref))
             else:
                 self._node.forget_member(session)
+        elif isinstance(session, ReaderSession):
+            self._reader_left(session)
+
+    def _reader_left(self, session: ReaderSession) -> None:
+        """A kvd that lives closed a connection: its death must still be seen if that was the last.
+
+        Until it attaches again it is offered nothing; what it was granted it may be reading still.
+        """
+        self._node.sessions.drop(session)
+        if session.executor in self._node.sessions.readers:
+            self._give_up(session)
+        else:
+            self._detached[session.executor] = session
+
+    def _give_up(self, session: ReaderSession | None) -> None:
+        """Another session of the same process is watched instead."""
+        if session is not None:
+            self._unwatch(session)
+            session.close_fds()
 
     def _is_known(self, session: MemberSession) -> bool:
         """Whether the machine has this life of the member on its books."""
@@ -358,12 +382,7 @@ class AttachSocket:
     def _died(self, session: Session) -> None:
         """Proven by its pidfd: the process has ended."""
         node = self._node
-        loop = asyncio.get_running_loop()
-        if session.pidfd >= 0:
-            loop.remove_reader(session.pidfd)
-        if session.socket is not None:
-            self._sessions.pop(session.socket.fileno(), None)
-            loop.remove_reader(session.socket.fileno())
+        self._unwatch(session)
         if isinstance(session, MemberSession):
             if self._is_known(session):
                 node.apply(ev.MemberDied(session.ref))
@@ -371,14 +390,6 @@ class AttachSocket:
                 node.forget_member(session)
         elif isinstance(session, ReaderSession):
             node.sessions.drop(session)
+            self._detached.pop(session.executor, None)
             session.close_fds()
             node.apply(ev.ExecutorLost(session.executor))
-
-
-def _seal(device_fd: int) -> None:
-    """Make sure that nobody can cut the memory short: reading it would kill this process.
-
-    Raises: OSError for a file that is no memfd, or that forbids seals.
-    """
-    if not fcntl.fcntl(device_fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        fcntl.fcntl(device_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)

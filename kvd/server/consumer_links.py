@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import zmq
@@ -18,18 +19,23 @@ import zmq
 from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import KvdError, LocalError, PeerError
-from kvd.core.ids import MemberRef, kvd_executor
+from kvd.core.ids import MemberRef, ReadId, kvd_executor
 from kvd.plan.layout import RegionLayout
 from kvd.server import peer_translate as tr
+from kvd.server.handshake import agreed
 from kvd.server.host_identity import kernel_boot_id
 from kvd.server.node import Node
+from kvd.server.peer_ports import PeerPorts
 from kvd.server.reader_attach import ReaderAttachment
-from kvd.server.sessions import MemberSession, new_token
+from kvd.server.sessions import new_token
 from kvd.server.zmq_pump import ZmqPump
 from kvd.transfer import shm
 from kvd.wire import peer_messages as pm
 from kvd.wire.codec import FrameError, consumer_codec, producer_codec
-from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
+from kvd.wire.protocol import PROTOCOL
+
+PATH_CHARS_SHOWN: Final = 128
+"""Of a path that a hello names, as much is repeated in an answer."""
 
 COPY_THREADS: Final = 2
 """Copies that run at once; more do not move more bytes on a small host."""
@@ -42,6 +48,7 @@ class ConsumerLink:
     peer:     its executor name, under which the core knows it.
     token:    what its frames must carry; `attachment.token` goes into ours.
     identity: its ZeroMQ routing id on `pump`.
+    nonces:   of its hellos that an attach has proven; it says one on each of our ports.
     """
 
     peer: str
@@ -51,6 +58,7 @@ class ConsumerLink:
     pump: ZmqPump
     attachment: ReaderAttachment
     last_heard: int
+    nonces: set[bytes] = field(default_factory=set)
     broken: bool = False
 
 
@@ -60,12 +68,13 @@ class ConsumerLinks:
     def __init__(self, node: Node, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """No port is bound before a member asks for one."""
         self._node = node
-        self._context = context
         self._decode = consumer_codec().decode
         self._encode = producer_codec().encode
-        self._ports: dict[int, ZmqPump] = {}
+        self.ports = PeerPorts(node, context, self._received)
         self._links: dict[str, ConsumerLink] = {}
         self._attaching: set[bytes] = set()
+        self._running: set[asyncio.Future[int]] = set()
+        self._closing = False
         self._copies = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvd-copy")
         self._attachers = ThreadPoolExecutor(1, thread_name_prefix="kvd-peer")
         node.on(ef.SendClaim, self._send_claim)
@@ -79,21 +88,23 @@ class ConsumerLinks:
         """Every link, for the status."""
         return list(self._links.values())
 
-    @property
-    def ports(self) -> list[int]:
-        """Ports that are bound."""
-        return sorted(self._ports)
+    async def drain(self, seconds: float) -> None:
+        """Start nothing new, give what was granted so long to be copied, and wait for what runs.
 
-    def drain(self) -> None:
-        """Wait for running copies; called from a worker thread."""
-        self._copies.shutdown(wait=True, cancel_futures=True)
-        self._attachers.shutdown(wait=True, cancel_futures=True)
+        What had no turn in that time is dropped: its producer is told by the end of this process.
+        """
+        self._closing = True
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=seconds)
+        loop = asyncio.get_running_loop()
+        for pool in (self._copies, self._attachers):
+            await loop.run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
+        if self._running:
+            await asyncio.wait(set(self._running))
 
     def close(self) -> None:
         """Stop listening and let go of the producers' memory; `drain` came first."""
-        for pump in self._ports.values():
-            pump.close()
-        self._ports.clear()
+        self.ports.close()
         loop = asyncio.get_running_loop()
         for link in self._links.values():
             if not link.broken:
@@ -102,34 +113,13 @@ class ConsumerLinks:
             link.attachment.close()
         self._links.clear()
 
-    def bind(self, session: MemberSession) -> None:
-        """Listen on the port of a rank that registered with one.
-
-        Raises: LocalError(port_taken) when something else listens there.
-        """
-        port = session.kv_port
-        if not port or port in self._ports:
-            return
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, 16 << 20)
-        try:
-            socket.bind(f"tcp://{self._node.config.peers.listen_host}:{port}")
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            raise LocalError("port_taken", port=port, detail=str(error)) from error
-        pumps: list[ZmqPump] = []
-        pump = ZmqPump(socket, lambda parts: self._received(pumps[0], parts), self._node.meter)
-        pumps.append(pump)
-        self._ports[port] = pump
-        pump.start()
-
     # Receiving --------------------------------------------------------------------------------
 
     def _received(self, pump: ZmqPump, parts: list[bytes]) -> None:
         node = self._node
         node.counters["peer_frames_received"] += 1
+        if self._closing:
+            return
         try:
             frame = self._decode(parts[1] if len(parts) == 2 else b"")
             if type(frame) is pm.PeerHello:
@@ -169,47 +159,33 @@ class ConsumerLinks:
 
     def _hello(self, pump: ZmqPump, identity: bytes, frame: pm.PeerHello) -> None:
         node = self._node
-        protocol = agree(frame.protocol_min, frame.protocol_max)
-        if protocol is None:
-            ours = f"{PROTOCOL_MIN}-{PROTOCOL}"
-            theirs = f"{frame.protocol_min}-{frame.protocol_max}"
-            self._refuse(pump, identity, PeerError("protocol_mismatch", theirs=theirs, ours=ours))
-            return
-        if frame.kernel_boot_id != kernel_boot_id():
-            error = PeerError("peer_not_local", peer=frame.attach_path)
+        try:
+            agreed(frame.protocol_min, frame.protocol_max)
+        except LocalError as error:
             self._refuse(pump, identity, error)
             return
+        if frame.kernel_boot_id != kernel_boot_id():
+            elsewhere = PeerError("peer_not_local", peer=frame.attach_path[:PATH_CHARS_SHOWN])
+            self._refuse(pump, identity, elsewhere)
+            return
         known = self._links.get(kvd_executor(frame.boot_id.hex()))
-        if known is not None and not known.broken and known.token:
+        if known is not None and frame.nonce in known.nonces:
             # It lost our answer (or reconnected): the same welcome again.
             self._welcome(known, pump, identity)
             return
+        # Anybody can say a boot id. Only an attach with the nonce proves whose hello this is, also
+        # of a kvd that is known already and reaches for another port.
         if frame.boot_id in self._attaching:
             return
-        if len(self._links) >= node.config.limits.peers:
-            limit = node.config.limits.peers
+        limit = node.config.limits.peers
+        if len(self._links) + len(self._attaching) >= limit:
             self._refuse(pump, identity, LocalError("busy", what="peers", limit=limit))
             return
         self._attaching.add(frame.boot_id)
-        loop = asyncio.get_running_loop()
         token = new_token()
-
-        def work() -> None:
-            try:
-                attachment = ReaderAttachment(frame.attach_path, node.boot_id, frame.nonce, token)
-            except PeerError as error:
-                loop.call_soon_threadsafe(self._attach_failed, pump, identity, frame, error)
-            else:
-                args = (pump, identity, frame, token, attachment)
-                loop.call_soon_threadsafe(self._attached, *args)
-
-        self._attachers.submit(work)
-
-    def _attach_failed(
-        self, pump: ZmqPump, identity: bytes, frame: pm.PeerHello, error: PeerError
-    ) -> None:
-        self._attaching.discard(frame.boot_id)
-        self._refuse(pump, identity, error)
+        attach = partial(ReaderAttachment, frame.attach_path, node.boot_id, frame.nonce, token)
+        future = asyncio.wrap_future(self._attachers.submit(attach))
+        future.add_done_callback(partial(self._attached, pump, identity, frame, token))
 
     def _attached(
         self,
@@ -217,25 +193,37 @@ class ConsumerLinks:
         identity: bytes,
         frame: pm.PeerHello,
         token: bytes,
-        attachment: ReaderAttachment,
+        future: asyncio.Future[ReaderAttachment],
     ) -> None:
         self._attaching.discard(frame.boot_id)
-        if attachment.boot_id != frame.boot_id:
-            attachment.close()
-            error = PeerError("peer_refused", peer=frame.attach_path, detail="another kvd is there")
+        if future.cancelled():
+            return
+        try:
+            attachment = future.result()
+        except PeerError as error:
             self._refuse(pump, identity, error)
             return
+        if self._closing:
+            attachment.close()
+            return
+        if attachment.boot_id != frame.boot_id:
+            attachment.close()
+            detail = "another kvd is there"
+            other = PeerError("peer_refused", peer=frame.attach_path, detail=detail)
+            self._refuse(pump, identity, other)
+            return
         peer = kvd_executor(frame.boot_id.hex())
-        old = self._links.get(peer)
-        if old is not None:
-            self._drop(old)
-        link = ConsumerLink(
-            peer, frame.boot_id, token, identity, pump, attachment, self._node.now()
-        )
-        self._links[peer] = link
-        attachment.socket.setblocking(True)
-        fd = attachment.socket.fileno()
-        asyncio.get_running_loop().add_reader(fd, self._peer_readable, link)
+        link = self._links.get(peer)
+        if link is not None:
+            attachment.close()  # the first one has the memory mapped
+        else:
+            link = ConsumerLink(
+                peer, frame.boot_id, token, identity, pump, attachment, self._node.now()
+            )
+            self._links[peer] = link
+            fd = attachment.socket.fileno()
+            asyncio.get_running_loop().add_reader(fd, self._peer_readable, link)
+        link.nonces.add(frame.nonce)
         self._welcome(link, pump, identity)
 
     def _welcome(self, link: ConsumerLink, pump: ZmqPump, identity: bytes) -> None:
@@ -258,6 +246,8 @@ class ConsumerLinks:
             return
         link.broken = True
         asyncio.get_running_loop().remove_reader(link.attachment.socket.fileno())
+        if self._closing:
+            return  # `close` lets go of its memory
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
         self._copies.submit(link.attachment.close)
@@ -299,33 +289,27 @@ class ConsumerLinks:
         """Copy in a worker; its end comes back as an event, whatever happens."""
         link = self._links.get(effect.peer)
         destination = self._destination(effect)
-        if link is None or destination is None:
+        if link is None or destination is None or self._closing:
             detail = "peer_gone" if link is None else "region_gone"
             self._node.apply_soon(ev.CopyEnded(effect.read, False, detail))
             return
-        loop = asyncio.get_running_loop()
-        attachment = link.attachment
+        copy = partial(_copy, effect, link.attachment, destination)
+        future = asyncio.wrap_future(self._copies.submit(copy))
+        self._running.add(future)
+        future.add_done_callback(partial(self._copied, effect.read))
 
-        def work() -> None:
-            try:
-                memory = attachment.memory_of(effect.source.ref.member)
-                read = effect.read
-                pieces = shm.plan_read(
-                    read.layer, read.start, effect.end, effect.source, memory, destination
-                )
-                moved = shm.copy(pieces)
-                loop.call_soon_threadsafe(self._copied, ev.CopyEnded(read, True), moved)
-            except (PeerError, ValueError, IndexError) as error:
-                event = ev.CopyEnded(effect.read, False, str(error)[:200])
-                loop.call_soon_threadsafe(self._copied, event, 0)
-
-        self._copies.submit(work)
-
-    def _copied(self, event: ev.CopyEnded, moved: int) -> None:
-        self._node.counters["copies_bytes"] += moved
-        if not event.ok:
+    def _copied(self, read: ReadId, future: asyncio.Future[int]) -> None:
+        self._running.discard(future)
+        if future.cancelled():
+            return
+        try:
+            moved = future.result()
+        except (PeerError, ValueError, IndexError, OverflowError) as error:
             self._node.counters["copies_failed"] += 1
-        self._node.apply(event)
+            self._node.apply(ev.CopyEnded(read, False, str(error)[:200]))
+        else:
+            self._node.counters["copies_bytes"] += moved
+            self._node.apply(ev.CopyEnded(read, True))
 
     def _destination(self, effect: ef.StartCopy) -> shm.Destination | None:
         node = self._node
@@ -342,3 +326,14 @@ class ConsumerLinks:
         )
         first = effect.read.start - effect.read.start % spec.block_tokens
         return shm.Destination(region.mapping, layout, effect.blocks, first, residents)
+
+
+def _copy(effect: ef.StartCopy, attachment: ReaderAttachment, destination: shm.Destination) -> int:
+    """Copy one read; runs in a worker thread. Returns the bytes moved.
+
+    Raises: PeerError, ValueError, IndexError, OverflowError: it cannot be copied as asked.
+    """
+    memory = attachment.memory_of(effect.source.ref.member)
+    read = effect.read
+    pieces = shm.plan_read(read.layer, read.start, effect.end, effect.source, memory, destination)
+    return shm.copy(pieces)

@@ -8,6 +8,7 @@ next frame of the next client is not disturbed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,20 @@ from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core.errors import KvdError, LocalError
 from kvd.server import translate
+from kvd.server.handshake import agreed
+from kvd.server.hello_checks import check_hello, port_of
 from kvd.server.node import Node
+from kvd.server.peer_ports import PeerPorts
 from kvd.server.sessions import MemberSession
 from kvd.server.zmq_pump import ZmqPump
 from kvd.wire import messages as msg
-from kvd.wire.codec import FrameError, client_codec, server_codec
-from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
+from kvd.wire.codec import FrameError, client_codec, request_no_of, server_codec
+
+QUEUED_FRAMES_MAX: Final = 64
+"""Frames of one client that wait to be looked at; it waits with the next."""
+
+QUEUED_REPLIES_MAX: Final = 1000
+"""Replies that wait for one client to read them; further ones are dropped and counted."""
 
 _MS: Final = 1_000_000
 
@@ -42,7 +51,12 @@ class EngineSocket:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # Larger than the limit by so much that a refusal can still be answered; beyond it the
         # connection is cut before memory is taken.
-        socket.setsockopt(zmq.MAXMSGSIZE, 4 * limit)
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * limit)
+        socket.setsockopt(zmq.RCVHWM, QUEUED_FRAMES_MAX)
+        socket.setsockopt(zmq.SNDHWM, QUEUED_REPLIES_MAX)
+        for uid in node.allowed_uids:
+            # Of other users' processes not even the handshake is read.
+            socket.setsockopt(zmq.IPC_FILTER_UID, uid)
         socket.bind(f"ipc://{path}")
         self._pump = ZmqPump(socket, self._received, node.meter)
         self._operations: Final[dict[type, Callable[[MemberSession, int, Any], None]]] = {
@@ -65,7 +79,7 @@ class EngineSocket:
             msg.Goodbye: self._goodbye,
         }
         node.on(ef.AskMember, self._ask_member)
-        self.on_hello: Callable[[MemberSession], None] | None = None
+        self.ports: PeerPorts | None = None
 
     def start(self) -> None:
         """Receive."""
@@ -75,11 +89,6 @@ class EngineSocket:
         """Answer nobody any more."""
         self._pump.close()
 
-    @property
-    def replies_dropped(self) -> int:
-        """Replies whose receiver was gone or did not read."""
-        return self._pump.dropped
-
     # Receiving --------------------------------------------------------------------------------
 
     def _received(self, parts: list[bytes]) -> None:
@@ -88,7 +97,8 @@ class EngineSocket:
         identity = parts[0]
         try:
             if len(parts) != 2:
-                raise FrameError("frame_malformed", {"detail": f"{len(parts) - 1} parts, not 1"})
+                detail = f"{len(parts) - 1} parts, not 1"
+                raise FrameError("frame_malformed", {"detail": detail}, request_no_of(parts[-1]))
             frame = self._decode(parts[1])
         except FrameError as error:
             self._refuse(identity, error.request_no, KvdError(error.code, **error.context))
@@ -109,7 +119,7 @@ class EngineSocket:
             self._hello(session, frame)
             return
         if not node.is_ready:
-            raise starting(node)
+            raise not_ready(node)
         if not session.said_hello:
             raise LocalError("engine_unknown", engine=session.ref.engine)
         number = frame.request_no
@@ -124,30 +134,36 @@ class EngineSocket:
             self._refuse(identity, number, result)
         else:
             frame = translate.reply_frame(number, self._node.boot_id, result)
-            self._pump.send([identity, self._encode(frame)])
+            self._send(identity, frame)
 
     def _refuse(self, identity: bytes, number: int, error: KvdError) -> None:
         node = self._node
         node.counters[f"frames_refused_{error.code}"] += 1
-        frame = translate.error_frame(number, node.boot_id, error)
-        self._pump.send([identity, self._encode(frame)])
+        self._send(identity, translate.error_frame(number, node.boot_id, error))
+
+    def _send(self, identity: bytes, frame: msg.ServerFrame) -> None:
+        """Send without waiting; a receiver that is gone or does not read will ask again."""
+        if not self._pump.send([identity, self._encode(frame)]):
+            self._node.counters["replies_dropped"] += 1
 
     # Sessions ---------------------------------------------------------------------------------
 
     def _hello(self, session: MemberSession, frame: msg.Hello) -> None:
         node = self._node
-        protocol = agree(frame.protocol_min, frame.protocol_max)
-        if protocol is None:
-            theirs = f"{frame.protocol_min}-{frame.protocol_max}"
-            ours = f"{PROTOCOL_MIN}-{PROTOCOL}"
-            raise LocalError("protocol_mismatch", theirs=theirs, ours=ours)
+        protocol = agreed(frame.protocol_min, frame.protocol_max)
         if not node.is_ready:
-            raise starting(node)
+            raise not_ready(node)
+        check_hello(session, frame, node.config)
+        event = translate.joined(0, session.ref, session.pid, session.num_slots, frame)
+        port = port_of(frame)
+        ports = self.ports
+        port_before = ports.take(session.ref, port) if ports is not None else 0
         identity, number = session.identity, frame.request_no
-        _check_device(session, frame)
 
         def answered(result: res.Result | KvdError) -> None:
             if isinstance(result, KvdError):
+                if ports is not None:
+                    ports.take(session.ref, port_before)
                 self._refuse(identity, number, result)
                 return
             assert isinstance(result, res.Joined)
@@ -155,21 +171,10 @@ class EngineSocket:
             session.layout = frame.layout
             session.device_layout = frame.device
             session.resident = tuple(frame.resident)
-            session.kv_port = frame.kv_port
-            if frame.kv_port:
-                port = frame.kv_port + frame.dp_rank * frame.tp_size + max(frame.rank, 0)
-                session.kv_port = port
-            if self.on_hello is not None:
-                self.on_hello(session)
-            self._pump.send([identity, self._encode(self._hello_ok(number, protocol, result))])
+            session.kv_port = port
+            self._send(identity, self._hello_ok(number, protocol, result))
 
-        handle = node.replies.expect(answered)
-        try:
-            event = translate.joined(handle, session.ref, session.pid, session.num_slots, frame)
-        except KvdError as error:
-            node.replies.refuse(handle, error)
-            return
-        node.apply(event)
+        node.apply(replace(event, reply=node.replies.expect(answered)))
 
     def _hello_ok(self, number: int, protocol: int, result: res.Joined) -> msg.HelloOk:
         node = self._node
@@ -191,10 +196,10 @@ class EngineSocket:
         node.apply(ev.MemberDied(session.ref, "goodbye"))
 
     def _stats(self, session: MemberSession, handle: int, frame: msg.Stats) -> None:
-        if len(session.stats) + len(frame.values) > 4 * STATS_MAX:
-            session.stats.clear()
         if len(frame.values) > STATS_MAX:
             raise LocalError("busy", what="statistics of a member", limit=STATS_MAX)
+        if len(session.stats) + len(frame.values) > 4 * STATS_MAX:
+            session.stats.clear()
         session.stats.update(frame.values)
         self._node.replies.answer(handle, res.Done())
 
@@ -290,45 +295,17 @@ class EngineSocket:
     def _ask_member(self, effect: ef.AskMember) -> None:
         session = self._node.sessions.members.get(effect.member)
         if session is not None and session.identity:
-            frame = translate.query_frame(self._node.boot_id, effect)
-            self._pump.send([session.identity, self._encode(frame)])
+            self._send(session.identity, translate.query_frame(self._node.boot_id, effect))
 
 
 STATS_MAX: Final = 512
 """Figures that one member may show."""
 
 
-def starting(node: Node) -> LocalError:
-    """The refusal of everything but a hello to a kvd that is not ready."""
+def not_ready(node: Node) -> LocalError:
+    """The refusal of everything while kvd starts or stops."""
+    if node.is_stopping:
+        return LocalError("stopping")
     pool = node.memory.pool
     percent = 100 * node.memory.populated // pool.size if pool is not None and pool.size else 0
     return LocalError("starting", percent=percent)
-
-
-def _check_device(session: MemberSession, frame: msg.Hello) -> None:
-    """Whether the memory that a member describes is the memory that it passed.
-
-    Raises: LocalError(frame_malformed).
-    """
-    device = frame.device
-    size = session.device.size if session.device is not None else 0
-    if device is None:
-        if session.num_slots and session.device is not None:
-            raise LocalError("frame_malformed", detail="device memory came without its layout")
-    else:
-        if len(device.slot_offsets) != session.num_slots or len(device.slot_kinds) != len(
-            device.slot_offsets
-        ):
-            raise LocalError("frame_malformed", detail="the layout has another number of slots")
-        if any(kind >= len(device.kinds) for kind in device.slot_kinds):
-            raise LocalError("frame_malformed", detail="a slot of a kind that is not described")
-        rows = device.num_blocks * device.block_tokens
-        for offset, kind in zip(device.slot_offsets, device.slot_kinds, strict=True):
-            for area in device.kinds[kind]:
-                if offset + area.offset + rows * area.row_bytes > size:
-                    raise LocalError(
-                        "frame_malformed", detail=f"part {area.part} of a slot lies outside"
-                    )
-    for part in frame.resident:
-        if any(offset >= size for offset in part.layers.values()):
-            raise LocalError("frame_malformed", detail=f"part {part.part} lies outside")

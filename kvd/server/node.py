@@ -7,6 +7,7 @@ goes through `apply`. Slow work is handed to worker threads, which come back wit
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import InvariantError
 from kvd.core.holds import Timing
-from kvd.core.ids import MemberRef, kvd_executor
+from kvd.core.ids import kvd_executor
 from kvd.core.machine import Machine
 from kvd.core.state import Limits, Settings, State
 from kvd.server.logs import Logs
@@ -88,7 +89,9 @@ class Node:
         self.logs = logs
         self._steps = TransitionLog(logs)
         self.is_ready = False
-        self.on_forgotten: Callable[[MemberRef], None] | None = None
+        self.is_stopping = False
+        self.on_forgotten: list[Callable[[MemberSession], None]] = []
+        """Called before a member's session is dropped, while its descriptors are still open."""
         self._woken: dict[bytes, MemberSession] = {}
         self._performers: Final[dict[type, Callable[[Any], None]]] = {
             ef.StoreGate: self._store_gate,
@@ -113,6 +116,11 @@ class Node:
     def executor(self) -> str:
         """The name under which peers know this kvd as a reader."""
         return kvd_executor(self.boot_id.hex())
+
+    @property
+    def allowed_uids(self) -> frozenset[int]:
+        """Users whose processes may attach and talk to this kvd."""
+        return frozenset({0, os.getuid(), *self.config.server.allowed_uids})
 
     def now(self) -> int:
         """The machine's clock, ns."""
@@ -173,15 +181,11 @@ class Node:
 
     def forget_member(self, session: MemberSession) -> None:
         """Drop a session and its memory; copies out of its slots are waited for elsewhere."""
-        loop = asyncio.get_running_loop()
-        for fd in (session.pidfd, session.socket.fileno() if session.socket else -1):
-            if fd >= 0:
-                loop.remove_reader(fd)
+        for told in self.on_forgotten:
+            told(session)
         self.sessions.drop(session)
         session.close_fds()
         self.memory.run(session.close_memory)
-        if self.on_forgotten is not None:
-            self.on_forgotten(session.ref)
 
     def close_sessions(self) -> None:
         """kvd ends: unmap what members passed; what they map themselves stays theirs."""

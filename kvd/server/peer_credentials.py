@@ -71,6 +71,11 @@ def take_pidfd(
         return own, passed
     if passed is None:
         raise LocalError("frame_malformed", detail="a member must pass its pidfd")
-    if pidfd_process(passed) != peer_credentials(connection).pid:
+    pid = peer_credentials(connection).pid
+    if pid <= 0:
+        # Every process that we cannot see has the pid 0, so that any pidfd would fit.
+        detail = "before Linux 6.5 a member must be visible in the pid namespace of kvd"
+        raise LocalError("frame_malformed", detail=detail)
+    if pidfd_process(passed) != pid:
         raise LocalError("frame_malformed", detail="the passed pidfd is of another process")
     return passed, None

@@ -18,19 +18,22 @@ from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import PeerError
 from kvd.core.holds import HoldKind
-from kvd.core.ids import MemberRef
 from kvd.server import peer_translate as tr
 from kvd.server.attach_socket import AttachSocket
 from kvd.server.host_identity import kernel_boot_id
 from kvd.server.node import Node
+from kvd.server.sessions import MemberSession
 from kvd.server.zmq_pump import ZmqPump
 from kvd.wire import peer_messages as pm
 from kvd.wire.codec import FrameError, consumer_codec, producer_codec
-from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN
+from kvd.wire.protocol import FRAME_BYTES_MAX, PROTOCOL, PROTOCOL_MIN
 
 REVOKES_KEPT: Final = 1024
 HELLO_INTERVAL: Final = 500_000_000
 """How often an unanswered hello is repeated, ns."""
+
+CODE_CHARS_SHOWN: Final = 64
+"""Of what a peer gives as its reason, as much is shown in the status."""
 
 
 @dataclass(slots=True)
@@ -72,7 +75,7 @@ class ProducerLinks:
         node.on(ef.SendGrant, self._send_grant)
         node.on(ef.SendRevoke, self._send_revoke)
         node.on(ef.SendQuery, self._send_query)
-        node.on_forgotten = self._member_gone
+        node.on_forgotten.append(self._member_gone)
 
     @property
     def links(self) -> list[ProducerLink]:
@@ -129,11 +132,11 @@ class ProducerLinks:
             event = ev.FenceEnded(effect.ref, HoldKind.READ, effect.read, stopped=False)
             self._node.apply_soon(event)
 
-    def _member_gone(self, ref: MemberRef) -> None:
+    def _member_gone(self, session: MemberSession) -> None:
         """Whoever mapped the member's slots can let them go."""
         for link in self._links.values():
             if link.state == "ready":
-                self._send(link, pm.MemberGone(link.token, self._boot, *ref))
+                self._send(link, pm.MemberGone(link.token, self._boot, *session.ref))
 
     def _send(self, link: ProducerLink, frame: pm.ToConsumer) -> None:
         if not link.pump.send([self._encode(frame)]):
@@ -158,7 +161,7 @@ class ProducerLinks:
             link = self._connect(address)
             if link is None:
                 return None
-        if link.state == "ready" and link.executor not in self._node.sessions.readers:
+        if link.state == "ready" and not self._is_answered(link):
             # The kvd that answered has ended; whoever listens there now must introduce itself.
             self._forget_answer(link)
         now = self._node.now()
@@ -167,7 +170,7 @@ class ProducerLinks:
         return link
 
     def _connect(self, address: str) -> ProducerLink | None:
-        if len(self._links) >= self._node.config.limits.peers:
+        if not self._make_room():
             self._node.counters["peer_links_refused"] += 1
             return None
         socket = self._context.socket(zmq.DEALER)
@@ -176,6 +179,10 @@ class ProducerLinks:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.SNDHWM, 1000)
+        socket.setsockopt(zmq.RCVHWM, 1000)
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        if address.startswith("["):
+            socket.setsockopt(zmq.IPV6, 1)
         try:
             socket.connect(f"tcp://{address}")
         except zmq.ZMQError:
@@ -188,6 +195,22 @@ class ProducerLinks:
         self._links[address] = link
         pump.start()
         return link
+
+    def _make_room(self) -> bool:
+        """Whether one more link may be made: one that nobody answers on gives way to it."""
+        if len(self._links) < self._node.config.limits.peers:
+            return True
+        idle = [link for link in self._links.values() if not self._is_answered(link)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda link: link.hello_at)
+        self._attach.nonces.pop(oldest.nonce, None)
+        oldest.pump.close()
+        del self._links[oldest.address]
+        return True
+
+    def _is_answered(self, link: ProducerLink) -> bool:
+        return link.state == "ready" and link.executor in self._node.sessions.readers
 
     def _hello(self, link: ProducerLink, now: int) -> None:
         link.hello_at = now
@@ -225,10 +248,10 @@ class ProducerLinks:
     def _handle(self, link: ProducerLink, frame: pm.ToProducer) -> None:
         node = self._node
         if type(frame) is pm.PeerRefused:
-            link.state, link.error = "refused", frame.code
+            link.state, link.error = "refused", frame.code[:CODE_CHARS_SHOWN]
             return
         reader = node.sessions.reader(frame.token)
-        if reader is None or reader.nonce != link.nonce:
+        if reader is None:
             raise PeerError("unauthorized")
         link.last_heard = reader.last_heard = node.now()
         match frame:

@@ -5,10 +5,13 @@ Blocking, with deadlines; runs in worker threads only.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import socket
 import stat
 import threading
+from contextlib import suppress
 from typing import Final
 
 from kvd.core.errors import PeerError
@@ -19,7 +22,8 @@ from kvd.server.peer_credentials import peer_credentials
 from kvd.transfer.shm import ProducerMemory
 from kvd.wire import attach
 from kvd.wire.codec import FrameError, attach_reply_codec, attach_request_codec
-from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN
+from kvd.wire.protocol import ATTACH_SOCKET, PROTOCOL, PROTOCOL_MIN
+from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX
 from kvd_kernels.host import Mapping
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -52,14 +56,15 @@ class ReaderAttachment:
                 reply, fds = self._ask(request, [pidfd])
             finally:
                 os.close(pidfd)
-            if not isinstance(reply, attach.Attached):
+            try:
+                if not isinstance(reply, attach.Attached):
+                    raise PeerError("peer_refused", peer=path, detail="not an answer to an attach")
+                self.token = reply.token
+                self.boot_id = reply.boot_id
+                if reply.pool_bytes and fds:
+                    self._pool = _map(fds[0], reply.pool_bytes)
+            finally:
                 seqpacket.close_all(fds)
-                raise PeerError("peer_refused", peer=path, detail="not an answer to an attach")
-            self.token = reply.token
-            self.boot_id = reply.boot_id
-            if reply.pool_bytes and fds:
-                self._pool = Mapping(fds[0], reply.pool_bytes, writable=False)
-            seqpacket.close_all(fds)
         except (PeerError, OSError, ValueError) as error:
             self.socket.close()
             if isinstance(error, PeerError):
@@ -87,7 +92,7 @@ class ReaderAttachment:
         try:
             if not isinstance(reply, attach.Mapped) or not fds or reply.device is None:
                 raise PeerError("peer_refused", peer=self._peer, detail="no slot memory")
-            device = Mapping(fds[0], reply.num_bytes, writable=False)
+            device = _map(fds[0], reply.num_bytes)
         except (OSError, ValueError) as error:
             raise PeerError("peer_refused", peer=self._peer, detail=str(error)) from error
         finally:
@@ -100,8 +105,11 @@ class ReaderAttachment:
     ) -> tuple[attach.AttachReply, list[int]]:
         try:
             seqpacket.send(self.socket, self._encode(request), fds)
+            _wait_readable(self.socket)
             data, received, cut = seqpacket.receive(self.socket)
         except (OSError, seqpacket.FdOverflow) as error:
+            # An answer that is late would be taken for the answer to the next question.
+            self._hang_up()
             raise PeerError("peer_unreachable", peer=self._peer, detail=str(error)) from error
         if not data or cut:
             seqpacket.close_all(received)
@@ -117,13 +125,25 @@ class ReaderAttachment:
         return reply, received
 
     def has_ended(self) -> bool:
-        """Whether the other kvd has closed the connection; never waits."""
+        """Whether the connection is of no use any more; never waits.
+
+        That is when the other kvd has closed it, or has said what nobody asked for.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False  # what can be read now is somebody's answer
         try:
-            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
+        finally:
+            self._lock.release()
+        return True
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def forget_member(self, ref: MemberRef) -> None:
         """Unmap a member that is gone; waits for copies out of it."""
@@ -150,11 +170,35 @@ class ReaderAttachment:
                 self._pool = None
 
 
+def _wait_readable(connection: socket.socket) -> None:
+    """Wait for an answer.
+
+    Raises: TimeoutError.
+    """
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if not poll.poll(TIMEOUT_SECONDS * 1000):
+        raise TimeoutError(f"no answer within {TIMEOUT_SECONDS:g} s")
+
+
+def _map(fd: int, num_bytes: int) -> Mapping:
+    """Map what the other kvd passed, if nobody can cut it short under us.
+
+    Raises: ValueError, OSError.
+    """
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ValueError("its memory could be cut short")
+    return Mapping(fd, num_bytes, writable=False)
+
+
 def _connect(path: str) -> socket.socket:
     """Connect to a socket that a hello named, and make sure whose it is before saying anything.
 
     Raises: PeerError(peer_refused | peer_unreachable).
     """
+    if os.path.basename(path) != ATTACH_SOCKET or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        # Nobody is to make us talk to other programs' sockets.
+        raise PeerError("peer_refused", peer=path[:64], detail="not the attach.sock of a kvd")
     try:
         if not path.startswith("/") or not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise PeerError("peer_refused", peer=path, detail="not a socket")
@@ -164,6 +208,8 @@ def _connect(path: str) -> socket.socket:
     try:
         connection.settimeout(TIMEOUT_SECONDS)
         connection.connect(path)
+        # The event loop watches it later, and would make it so anyway.
+        connection.setblocking(False)
         uid = peer_credentials(connection).uid
     except OSError as error:
         connection.close()

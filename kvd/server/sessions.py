@@ -106,7 +106,7 @@ class MemberSession(Session):
 
 @dataclass(slots=True)
 class ReaderSession(Session):
-    """Another kvd that reads slots and blocks of this one.
+    """Another kvd that reads slots and blocks of this one; it may have several.
 
     executor:   name under which the core knows it.
     nonce:      which of our hellos it answers.
@@ -146,8 +146,11 @@ class SessionTable:
         if isinstance(session, MemberSession):
             if self.members.get(session.ref) is session:
                 del self.members[session.ref]
-        elif isinstance(session, ReaderSession) and (self.readers.get(session.executor) is session):
+        elif isinstance(session, ReaderSession) and self.readers.get(session.executor) is session:
             del self.readers[session.executor]
+            for other in self.by_token.values():
+                if isinstance(other, ReaderSession) and other.executor == session.executor:
+                    self.readers[other.executor] = other
 
     def member(self, token: bytes) -> MemberSession | None:
         """The member with this token."""

@@ -22,6 +22,8 @@ from kvd.wire import messages as msg
 from kvd.wire import slot_items as si
 from kvd.wire.layout import BlockLayoutSpec
 
+OWNER_CHARS_MAX: Final = 256
+
 # Slot items -----------------------------------------------------------------------------------
 
 
@@ -98,13 +100,15 @@ def layout_of(spec: BlockLayoutSpec) -> ev.Layout:
     return ev.Layout(layout.digest(), shape, layout.stride, layout.describe())
 
 
-def joined(reply: int, ref: MemberRef, pid: int, num_slots: int, frame: msg.Hello) -> ev.Event:
+def joined(
+    reply: int, ref: MemberRef, pid: int, num_slots: int, frame: msg.Hello
+) -> ev.MemberJoined:
     """A hello as an event.
 
     Raises: LocalError(frame_malformed).
     """
     layout = layout_of(frame.layout) if frame.layout is not None else None
-    if frame.contributes and layout is not None and frame.shard >= layout.shape.num_shards:
+    if layout is not None and frame.shard >= layout.shape.num_shards:
         raise LocalError("frame_malformed", detail=f"shard {frame.shard} is not in the layout")
     return ev.MemberJoined(
         reply,
@@ -154,6 +158,9 @@ def answer(ref: MemberRef, frame: msg.Answer) -> ev.Event:
 
     Raises: LocalError(frame_malformed).
     """
+    if len(frame.owner) > OWNER_CHARS_MAX:
+        # It is recorded whatever it says.
+        raise LocalError("frame_malformed", detail="no owner has such a long name")
     try:
         kind, truth = HoldKind(frame.kind), Truth(frame.truth)
     except ValueError as error:
