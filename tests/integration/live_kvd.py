@@ -1,0 +1,93 @@
+"""A real kvd that is looked at from outside: its status, descriptors and memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Self
+
+from engine_shim.reference.demo.processes import OwnDaemon, pause
+
+MIB: Final = 1 << 20
+SMALL: Final = ("pool.size=4MiB", "pool.huge_pages=off", "pool.headroom=0B")
+"""A pool that is there at once."""
+
+WAIT_SECONDS: Final = 20.0
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class LiveKvd(OwnDaemon):
+    """A kvd with a small pool; `settings` are KEY=VALUE of its configuration."""
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__(*SMALL, *settings)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except RuntimeError:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the running daemon."""
+        assert self.process is not None
+        return self.process.pid
+
+    def status(self) -> dict[str, Any]:
+        """/v1/status."""
+        code, document = self.get("/v1/status")
+        assert code == 200
+        assert isinstance(document, dict)
+        return document
+
+    def refused(self, name: str) -> int:
+        """How often something was refused, as the status names it: `frames.unauthorized`."""
+        return int(self.status()["refused"].get(name, 0))
+
+    def counter(self, name: str) -> int:
+        """A counter of the status that is no refusal."""
+        return int(self.status()["counters"].get(name, 0))
+
+    def sessions(self) -> dict[str, int]:
+        """Attached processes by kind: member, reader."""
+        _, text = self.get("/metrics")
+        found = re.findall(r'^kvd_sessions\{kind="(\w+)"\} (\d+)', text, re.MULTILINE)
+        assert found
+        return {kind: int(count) for kind, count in found}
+
+    def descriptors(self) -> list[str]:
+        """What its descriptors are open on, sorted."""
+        found = []
+        directory = Path(f"/proc/{self.pid}/fd")
+        for name in os.listdir(directory):
+            try:
+                found.append(os.readlink(directory / name))
+            except FileNotFoundError:
+                continue  # closed meanwhile
+        return sorted(found)
+
+    def num_fds(self) -> int:
+        """How many descriptors it has open."""
+        return len(self.descriptors())
+
+    def rss_bytes(self) -> int:
+        """Its resident memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        assert self.process is not None
+        return self.process.poll() is None
+
+
+def until(condition: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
+    """Wait for what another process brings about; `what` says in a failure what was awaited."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"did not come about: {what or condition}"
+        pause(0.005)
