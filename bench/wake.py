@@ -27,6 +27,7 @@ SECOND: Final = 1_000_000_000
 
 def _waker(orders: Connection, hand: socket.socket, event_fd: int, clock_fd: int) -> None:
     """Wake on order: `gate` stores the next epoch first, `bare` does not."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     clock = Mapping(clock_fd, 4096, writable=True)
     page = GatePage(1, bytes(BOOT_ID_BYTES))
     socket.send_fds(hand, [page.size.to_bytes(8, "little")], [page.fd])
@@ -57,6 +58,9 @@ def wake_rows(rounds: int) -> list[Row]:
     size, fds, _, _ = socket.recv_fds(hand, 8, 1)
     ours: list[float] = []
     base: list[float] = []
+    # Sleeper and waker on CPUs of their own: what is compared is the way of waking.
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
     view = Mapping(fds[0], int.from_bytes(size, "little"), writable=False)
     left, right = socket.socketpair()
     waiter = GateWaiter(view, event_fd, left.fileno())
@@ -73,6 +77,7 @@ def wake_rows(rounds: int) -> list[Row]:
         process.join(5)
     finally:
         process.kill()
+        os.sched_setaffinity(0, cpus)
         waiter.close()
         left.close()
         right.close()

@@ -73,7 +73,7 @@ def check_counts(member: Member, event: se.SaveEnded) -> None:
     """Whether the counts that a `SaveEnded` names fit the save that was announced."""
     tenancy = member.held.get(event.ref.slot)
     save = tenancy.saves.get(event.saver) if tenancy is not None else None
-    if save is None or not event.tokens:
+    if save is None:
         return
     if len(event.tokens) != len(save.tokens) or any(
         not 0 <= got <= said for got, said in zip(event.tokens, save.tokens, strict=True)

@@ -52,11 +52,13 @@ def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> 
         if code:
             member.codes[member.next_no] = code
         member.next_no += 1
-    for number in [n for n in member.codes if n < member.next_no - remembered]:
-        del member.codes[number]
     flush(m, out)
-    numbers = range(e.first_no, e.first_no + len(e.items))
-    codes = tuple(member.codes.get(number, "") for number in numbers)
+    codes: tuple[str, ...] = ()
+    if member.codes:
+        for number in [n for n in member.codes if n < member.next_no - remembered]:
+            del member.codes[number]
+        numbers = range(e.first_no, e.first_no + len(e.items))
+        codes = tuple(member.codes.get(number, "") for number in numbers)
     out.append(Reply(e.reply, res.SlotsSeen(member.next_no, codes if any(codes) else ())))
 
 
@@ -66,7 +68,8 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
         slot = _slot(member, event.ref)
         if slot.ref == event.ref:
             if type(event) is se.SaveEnded:
-                copies.check_counts(member, event)
+                if event.tokens:
+                    copies.check_counts(member, event)
             elif type(event) is se.Computed:
                 copies.check_loads_ended(member, event)
             elif type(event) is se.Written:
@@ -181,7 +184,8 @@ def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Eff
     if after is not before:
         if after.is_free:
             # A load can be open still when its process died: the fence came before the death.
-            copies.end_load(m, member, before.ref)
+            if tenancy is not None and tenancy.load_blocks:
+                copies.end_load(m, member, before.ref)
             member.held.pop(index, None)
         elif tenancy is None:
             tenancy = member.held[index] = Tenancy()

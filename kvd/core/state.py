@@ -28,11 +28,11 @@ class Limits:
     readers_per_slot: int = 64
     requests_per_engine: int = 4096
     blocks_per_request: int = 65_536
-    batch_items: int = 1024
+    batch_items: int = 256
     waiters: int = 1024
     transfers: int = 1024
     regions: int = 64
-    story_entries: int = 65_536
+    story_entries: int = 16_384
 
     def check(self, what: str, value: int, key: str) -> None:
         """Refuse a value over its limit.

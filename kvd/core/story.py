@@ -31,13 +31,14 @@ class Story:
 
     def __init__(self, limit: int) -> None:
         """An empty story of at most `limit` entries."""
-        self._entries: deque[Entry] = deque(maxlen=limit)
+        # Plain tuples: an Entry is made when somebody asks, since most are never looked at.
+        self._entries: deque[tuple[int, tuple[object, ...], object, object]] = deque(maxlen=limit)
         self.recorded = 0
 
     def record(self, at: int, keys: tuple[object, ...], event: object, outcome: object) -> None:
         """Remember one transition."""
         self.recorded += 1
-        self._entries.append(Entry(at, keys, event, outcome))
+        self._entries.append((at, keys, event, outcome))
 
     @property
     def dropped(self) -> int:
@@ -51,11 +52,11 @@ class Story:
         ends at a boundary: a request's name finds `engine/request`, a transfer finds its reads,
         `slot3` finds every tenancy of slot 3.
         """
-        found = [entry for entry in self._entries if _names(entry.keys, key)]
+        found = [Entry(*entry) for entry in self._entries if _names(entry[1], key)]
         return found[-limit:]
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
+        return (Entry(*entry) for entry in self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -66,6 +66,7 @@ class GatePage:
         self._fd = fd
         self._mapping = mapping
         self._num_slots = num_slots
+        self._last = [0] * num_slots
 
     @property
     def fd(self) -> int:
@@ -94,11 +95,14 @@ class GatePage:
             IndexError: slot out of range.
             ValueError: epoch goes back, does not fit in 56 bits, or the state is unknown.
         """
+        if not 0 <= slot < self._num_slots:
+            raise IndexError(f"slot {slot} is outside the {self._num_slots} slots of the page")
         word = make_word(epoch, state)
-        last, _ = self.get(slot)
-        if epoch < last:
+        if epoch < self._last[slot]:
             # A member that sees an old epoch again would take one tenancy twice.
+            last = self._last[slot]
             raise ValueError(f"epoch of slot {slot} would go back from {last} to {epoch}")
+        self._last[slot] = epoch
         self._mapping.store_u64(word_offset(slot), word)
 
     def get(self, slot: int) -> tuple[int, int]:

@@ -26,8 +26,13 @@ class LoopMeter:
         self.cpu_ns_max_of: dict[str, int] = {}
         self.lag_ns_max = 0
         self.lag_ns_last = 0
+        self.received_at = 0
+        """When the frame that is handled now was received (monotonic, ns); 0 for none."""
+        self.gates = 0
+        self.gate_ns = 0
+        self.gate_ns_max = 0
         self.relief: Callable[[], None] | None = None
-        """Called after every measured callback, and not measured with it."""
+        """Called after every measured callback; measured under its own name."""
 
     def timed(self, name: str, callback: Callable[P, R]) -> Callable[P, R]:
         """The same callback, measured."""
@@ -44,12 +49,25 @@ class LoopMeter:
     def add(self, name: str, cpu_ns: int) -> None:
         """One callback has run."""
         self.callbacks += 1
+        self._note(name, cpu_ns)
+        if self.relief is not None:
+            before = time.thread_time_ns()
+            self.relief()
+            self._note("relief", time.thread_time_ns() - before)
+
+    def _note(self, name: str, cpu_ns: int) -> None:
         self.cpu_ns += cpu_ns
         self.cpu_ns_max = max(self.cpu_ns_max, cpu_ns)
         if cpu_ns > self.cpu_ns_max_of.get(name, 0):
             self.cpu_ns_max_of[name] = cpu_ns
-        if self.relief is not None:
-            self.relief()
+
+    def gate_stored(self) -> None:
+        """A gate word was stored: what counts is the time since its frame was received."""
+        if self.received_at:
+            ns = time.monotonic_ns() - self.received_at
+            self.gates += 1
+            self.gate_ns += ns
+            self.gate_ns_max = max(self.gate_ns_max, ns)
 
     def lagged(self, lag_ns: int) -> None:
         """A timer fired so much later than it was due."""
@@ -73,6 +91,9 @@ class LoopMeter:
             "loop_callback_cpu_seconds_max": self.cpu_ns_max / 1e9,
             "loop_lag_seconds": self.lag_ns_last / 1e9,
             "loop_lag_seconds_max": self.lag_ns_max / 1e9,
+            "gate_stores": float(self.gates),
+            "gate_store_seconds": self.gate_ns / 1e9,
+            "gate_store_seconds_max": self.gate_ns_max / 1e9,
             "rss_bytes": float(_rss_bytes()),
         }
 

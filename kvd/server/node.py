@@ -166,6 +166,7 @@ class Node:
         session = self.sessions.members.get(effect.member)
         if session is not None and session.page is not None:
             session.page.set(effect.slot, effect.epoch, effect.state)
+            self.meter.gate_stored()
             self._woken[session.token] = session
 
     def _reply(self, effect: ef.Reply) -> None:

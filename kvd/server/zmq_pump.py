@@ -62,21 +62,25 @@ class ZmqPump:
         before = time.thread_time_ns()
         if self._take():
             self._look_again()
+        self._meter.received_at = 0
         self._meter.add("frames", time.thread_time_ns() - before)
 
     def _take(self) -> bool:
         """Handle what is there; returns whether there may be more."""
         socket, handler = self._socket, self._handler
-        end = time.monotonic_ns() + NS_PER_TURN
+        now = time.monotonic_ns()
+        end = now + NS_PER_TURN
         for _ in range(FRAMES_PER_TURN):
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return False
+            self._meter.received_at = now
             handler(parts)
             if self._loop is None:
                 return False
-            if time.monotonic_ns() > end:
+            now = time.monotonic_ns()
+            if now > end:
                 break
         return True
 
