@@ -21,10 +21,13 @@ from kvd.core.state import Engine, Member, State, Tenancy
 def joined(m: State, e: ev.MemberJoined, now: int, out: list[Effect]) -> None:
     """Register a member, or hear again from one that is registered.
 
-    Raises: LocalError(engine_busy | layout_mismatch | hash_probe_mismatch | limit_reached).
+    Raises: LocalError(engine_busy | layout_mismatch | hash_probe_mismatch | limit_reached |
+        stale_incarnation): the last for a life that has said goodbye and still has readers.
     """
     known = m.members.get(e.ref)
-    if known is not None and not known.leaving:
+    if known is not None:
+        if known.leaving:
+            raise LocalError("stale_incarnation", member=e.ref)
         _same_again(m, known, e, out)
         return
     _check_limits(m, e)
