@@ -32,9 +32,9 @@ from kvd.wire.gate_layout import split_word, word_offset
 from kvd.wire.slot_items import ComputedItem, SaveEndedItem, SaveItem, SlotItem, WrittenItem
 
 KEYS: Final = 64
-SLOTS: Final = 1024
-STRIDE: Final = 16
-"""Every 16th slot is measured alone; the rest only keep their epochs in step."""
+SLOTS: Final = 256
+STRIDE: Final = 4
+"""Every 4th slot is measured alone; the rest only keep their epochs in step."""
 
 BATCH: Final = 32
 WINDOW: Final = 8

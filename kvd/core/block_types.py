@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
+
+from kvd.core.ids import RequestKey, SaveId
 
 
 class BlockState(IntEnum):
@@ -13,6 +16,10 @@ class BlockState(IntEnum):
     FILLING = 1
     READY = 2
     POISONED = 3
+
+
+POISONED: Final = int(BlockState.POISONED)
+"""The same number: comparing with a member of an enum takes twice as long, at every saved block."""
 
 
 class CommitStatus(IntEnum):
@@ -53,3 +60,30 @@ class Changes:
     freed: list[int] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
     poisoned: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Fill:
+    """A filling block: its owner, and how far each span is.
+
+    tokens:  per span, token count that the last ended save made valid (0: none, or it failed).
+    open:    span -> the save that is writing it now, and the count it announced.
+    want:    token count of the commit, 0 before it came.
+    """
+
+    owner: RequestKey
+    tokens: list[int]
+    open: dict[int, tuple[SaveId, int]] = field(default_factory=dict)
+    key: BlockKey | None = None
+    want: int = 0
+    orphan_deadline: int = 0
+
+    def is_complete(self) -> bool:
+        """Committed, nothing open, and every span holds exactly the committed tokens."""
+        want = self.want
+        return want > 0 and not self.open and all(have == want for have in self.tokens)
+
+    def lose_key(self) -> None:
+        """Another block has the key: no earlier commit of this one counts any more."""
+        self.key = None
+        self.want = 0

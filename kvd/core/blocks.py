@@ -21,42 +21,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from kvd.core.block_types import BlockKey, BlockShape, BlockState, Changes, CommitStatus
+from kvd.core.block_types import (
+    POISONED,
+    BlockKey,
+    BlockShape,
+    BlockState,
+    Changes,
+    CommitStatus,
+    Fill,
+)
 from kvd.core.errors import LocalError
 from kvd.core.evict import EvictionPolicy
 from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
 from kvd.core.prefix import BlockIndex
 
 __all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus", "Fill"]
-
-
-@dataclass(slots=True)
-class Fill:
-    """A filling block: its owner, and how far each span is.
-
-    tokens:  per span, token count that the last ended save made valid (0: none, or it failed).
-    open:    span -> the save that is writing it now, and the count it announced.
-    want:    token count of the commit, 0 before it came.
-    """
-
-    owner: RequestKey
-    tokens: list[int]
-    open: dict[int, tuple[SaveId, int]] = field(default_factory=dict)
-    key: BlockKey | None = None
-    want: int = 0
-    orphan_deadline: int = 0
-
-    def is_complete(self) -> bool:
-        """Committed, nothing open, and every span holds exactly the committed tokens."""
-        want = self.want
-        return want > 0 and not self.open and all(have == want for have in self.tokens)
-
-    def lose_key(self) -> None:
-        """Another block has the key: no earlier commit of this one counts any more."""
-        self.key = None
-        self.want = 0
 
 
 class BlockTable:
@@ -285,10 +264,11 @@ class BlockTable:
         for at, block in enumerate(blocks):
             fill = self.fills[block]
             _, announced = fill.open.pop(span)
-            fill.tokens[span] = (tokens[at] if tokens else announced) if ok else 0
-            if not ok:
+            if ok:
+                fill.tokens[span] = tokens[at] if tokens else announced
+            else:
                 self.poison(block)
-            if self.state[block] == BlockState.POISONED:
+            if self.state[block] == POISONED:
                 self._free_if_dead(block)
             elif fill.want:
                 self._try_ready(block, fill)

@@ -179,16 +179,21 @@ def is_loading(m: State, ref: SlotRef) -> bool:
     return bool(tenancy.load_blocks)
 
 
-def end_load(m: State, member: Member, ref: SlotRef) -> None:
+def end_load(m: State, tenancy: Tenancy, ref: SlotRef) -> None:
     """The loads of a tenancy have ended, by their own word or because their process died."""
+    if m.pool is not None:
+        m.pool.blocks.end_load(LoadId(ref))
+        tenancy.load_blocks = ()
+
+
+def end_load_at(m: State, member: Member, ref: SlotRef) -> None:
+    """The same, if this tenancy is not over."""
     tenancy = member.held.get(ref.slot)
-    if tenancy is None or member.slots[ref.slot].ref != ref or m.pool is None:
-        return
-    m.pool.blocks.end_load(LoadId(ref))
-    tenancy.load_blocks = ()
+    if tenancy is not None and member.slots[ref.slot].ref == ref:
+        end_load(m, tenancy, ref)
 
 
 def end_loads_of(m: State, member: Member) -> None:
     """The member's process is gone: it loads nothing any more."""
-    for index in member.held:
-        end_load(m, member, member.slots[index].ref)
+    for index, tenancy in member.held.items():
+        end_load(m, tenancy, member.slots[index].ref)

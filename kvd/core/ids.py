@@ -45,6 +45,11 @@ class SlotRef(NamedTuple):
         return f"{self.member}/slot{self.slot}@{self.epoch}"
 
 
+def slot_ref(member: MemberRef, slot: int, epoch: int) -> SlotRef:
+    """The same as `SlotRef(...)` in half its time; for what happens once per event."""
+    return tuple.__new__(SlotRef, (member, slot, epoch))
+
+
 class ReadId(NamedTuple):
     """One attempt of one reader to pull the rows [start, ...) of one layer of one transfer.
 

@@ -53,7 +53,17 @@ from kvd.core.holds import (
     still_running,
 )
 from kvd.core.ids import Owner, ReadId, SlotRef, member_executor
-from kvd.core.slot import COMPUTE_OWNER, Outcome, Rules, Saved, Slot, settle, swap, without
+from kvd.core.slot import (
+    COMPUTE_OWNER,
+    Outcome,
+    Rules,
+    Saved,
+    Slot,
+    released,
+    settle,
+    swap,
+    without,
+)
 
 
 def transition(slot: Slot, event: ev.SlotEvent, now: int, rules: Rules) -> Outcome:
@@ -68,8 +78,8 @@ def transition(slot: Slot, event: ev.SlotEvent, now: int, rules: Rules) -> Outco
     if event.ref != slot.ref:
         return slot, (ev.Ignore(event.ref, _stale_reason(event.ref, slot.ref)),)
     match event:
-        case ev.SaveEnded(_, saver, ok):
-            return _save_ended(slot, saver, ok)
+        case ev.SaveEnded():
+            return _save_ended(slot, event.saver, event.ok)
         case ev.Written():
             return _written(slot, event, now, rules)
         case ev.Computed(_, ok):
@@ -170,6 +180,9 @@ def _save_ended(slot: Slot, saver: str, ok: bool) -> Outcome:
 def _end_save(slot: Slot, hold: Hold, ok: bool) -> Outcome:
     saver = hold.owner
     assert isinstance(saver, str)
+    settled = ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)
+    if len(slot.holds) == 1:
+        return released(slot.ref), (settled, ev.Release(slot.ref))
     holds = tuple([other for other in slot.holds if other is not hold])
     saved = slot.saved
     if not ok:
@@ -177,8 +190,8 @@ def _end_save(slot: Slot, hold: Hold, ok: bool) -> Outcome:
     elif saved is Saved.OPEN and not _has_save(holds):
         saved = Saved.DONE
     slot = Slot(slot.ref, holds, slot.armed, saved, slot.poisoned)
-    effects: list[ev.SlotEffect] = [ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)]
-    if holds and saved is Saved.DONE and not slot.poisoned:
+    effects: list[ev.SlotEffect] = [settled]
+    if saved is Saved.DONE and not slot.poisoned:
         slot = _drop_offers(slot, effects, redirect=True)
     return settle(slot, effects)
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvd.core import slot_events as ev
 from kvd.core.holds import Doubt, Hold, HoldKind, Phase, Timing, running
-from kvd.core.ids import Owner, ReadId, SlotRef, member_executor
+from kvd.core.ids import Owner, ReadId, SlotRef, member_executor, slot_ref
 from kvd.core.record import record
 
 
@@ -109,6 +109,9 @@ def settle(slot: Slot, effects: list[ev.SlotEffect]) -> Outcome:
     """Release when the last hold is gone (R1); the epoch rises here and nowhere else."""
     if slot.holds:
         return slot, tuple(effects)
-    released = slot.ref
-    free = Slot(SlotRef(released.member, released.slot, released.epoch + 1))
-    return free, (*effects, ev.Release(released))
+    return released(slot.ref), (*effects, ev.Release(slot.ref))
+
+
+def released(ref: SlotRef) -> Slot:
+    """The slot after the tenancy `ref`: free, at the next epoch."""
+    return Slot(slot_ref(ref.member, ref.slot, ref.epoch + 1))

@@ -83,7 +83,7 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
     if type(event) is se.Written:
         event = arming.without_failed(m, event)
     elif type(event) is se.LoadEnded:
-        copies.end_load(m, member, event.ref)
+        copies.end_load_at(m, member, event.ref)
         if event.ok:
             return ""
         event = se.Poisoned(event.ref)
@@ -175,28 +175,16 @@ def feed(m: State, event: se.SlotEvent, now: int, out: list[Effect]) -> str:
 
 def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Effect]) -> str:
     """Run the release rule and carry out what it says. Returns '' or why it was ignored."""
-    index = event.ref.slot
-    before = member.slots[index]
+    ref = event.ref
+    before = member.slots[ref.slot]
     after, effects = transition(before, event, now, m.rules)
-    if after is before and not effects:
-        return ""
-    tenancy = member.held.get(index)
-    if after is not before:
-        if after.is_free:
-            # A load can be open still when its process died: the fence came before the death.
-            if tenancy is not None and tenancy.load_blocks:
-                copies.end_load(m, member, before.ref)
-            member.held.pop(index, None)
-        elif tenancy is None:
-            tenancy = member.held[index] = Tenancy()
-        member.slots[index] = after
-    if type(event) is se.Written and after.armed and not before.armed:
-        assert tenancy is not None
-        copies.arm(m, member, tenancy, event)
-    elif type(event) is se.Acquired and after is not before:
-        assert tenancy is not None
-        copies.begin_loads(m, member, tenancy, event)
-    m.story.record(now, (event.ref,), event, effects or after.holds)
+    if after is before:
+        if not effects:
+            return ""
+        tenancy = member.held.get(ref.slot)
+    else:
+        tenancy = _exchange(m, member, before, after, event)
+    m.story.record(now, (ref,), event, effects or after.holds)
     why = ""
     for effect in effects:
         if type(effect) is se.Release:
@@ -209,6 +197,29 @@ def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Eff
         else:
             _perform(m, member, tenancy, effect, now, out)
     return why
+
+
+def _exchange(
+    m: State, member: Member, before: Slot, after: Slot, event: se.SlotEvent
+) -> Tenancy | None:
+    """Put the changed slot in its place. Returns its tenancy, also the one that just ended."""
+    index = before.ref.slot
+    member.slots[index] = after
+    if not after.holds:
+        tenancy = member.held.pop(index, None)
+        # A load can be open still when its process died: the fence came before the death.
+        if tenancy is not None and tenancy.load_blocks:
+            copies.end_load(m, tenancy, before.ref)
+        return tenancy
+    tenancy = member.held.get(index)
+    if tenancy is None:
+        tenancy = member.held[index] = Tenancy()
+    if type(event) is se.Written:
+        if after.armed and not before.armed:
+            copies.arm(m, member, tenancy, event)
+    elif type(event) is se.Acquired:
+        copies.begin_loads(m, member, tenancy, event)
+    return tenancy
 
 
 def _perform(

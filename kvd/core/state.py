@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from kvd.core.blocks import BlockShape, BlockTable
@@ -261,7 +261,7 @@ class State:
     incoming: dict[str, InTransfer] = field(default_factory=dict)
     waiters: list[Waiter] = field(default_factory=list)
     regions: dict[str, Region] = field(default_factory=dict)
-    counters: Counter[str] = field(default_factory=Counter)
+    counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     next_claim: int = 1
     next_sweep: int = 0
 

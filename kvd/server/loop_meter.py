@@ -61,12 +61,12 @@ class LoopMeter:
         if cpu_ns > self.cpu_ns_max_of.get(name, 0):
             self.cpu_ns_max_of[name] = cpu_ns
 
-    def gate_stored(self) -> None:
-        """A gate word was stored: what counts is the time since its frame was received."""
+    def gates_stored(self, count: int) -> None:
+        """Gate words were stored: what counts is the time since their frame was received."""
         if self.received_at:
             ns = time.monotonic_ns() - self.received_at
-            self.gates += 1
-            self.gate_ns += ns
+            self.gates += count
+            self.gate_ns += ns * count
             self.gate_ns_max = max(self.gate_ns_max, ns)
 
     def lagged(self, lag_ns: int) -> None:

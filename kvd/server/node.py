@@ -93,6 +93,7 @@ class Node:
         self.on_forgotten: list[Callable[[MemberSession], None]] = []
         """Called before a member's session is dropped, while its descriptors are still open."""
         self._woken: dict[bytes, MemberSession] = {}
+        self._gates_stored = 0
         self._performers: Final[dict[type, Callable[[Any], None]]] = {
             ef.StoreGate: self._store_gate,
             ef.Reply: self._reply,
@@ -143,6 +144,8 @@ class Node:
         for effect in effects:
             performers[type(effect)](effect)
         if self._woken:
+            self.meter.gates_stored(self._gates_stored)
+            self._gates_stored = 0
             for session in self._woken.values():
                 session.wake()
             self._woken.clear()
@@ -166,7 +169,7 @@ class Node:
         session = self.sessions.members.get(effect.member)
         if session is not None and session.page is not None:
             session.page.set(effect.slot, effect.epoch, effect.state)
-            self.meter.gate_stored()
+            self._gates_stored += 1
             self._woken[session.token] = session
 
     def _reply(self, effect: ef.Reply) -> None:

@@ -15,7 +15,7 @@ from kvd.core import slot_events as se
 from kvd.core.blocks import BlockShape
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.holds import HoldKind, Truth
-from kvd.core.ids import MemberRef, ReadId, SlotRef
+from kvd.core.ids import MemberRef, ReadId, SlotRef, slot_ref
 from kvd.core.prefix import HASH_BYTES
 from kvd.plan.layout import BlockLayout
 from kvd.wire import messages as msg
@@ -81,7 +81,7 @@ _ITEMS: Final[dict[type, Callable[[SlotRef, Any], se.SlotEvent]]] = {
 def slot_events(ref: MemberRef, items: list[si.SlotItem]) -> tuple[se.SlotEvent, ...]:
     """A member's items as events of the core, in order."""
     table = _ITEMS
-    return tuple([table[type(item)](SlotRef(ref, item.slot, item.epoch), item) for item in items])
+    return tuple([table[type(item)](slot_ref(ref, item.slot, item.epoch), item) for item in items])
 
 
 # Requests -------------------------------------------------------------------------------------
