@@ -52,6 +52,9 @@ EXIT_UNREACHABLE: Final = 3
 EXIT_DEGRADED: Final = 4
 
 _PIPE_COLUMNS: Final = 200
+
+WATCH_BACKLOG: Final = 10
+"""How many samples of a watch are made up for at most."""
 """Width where nobody sees an edge: names stay on one line."""
 
 app = typer.Typer(
@@ -295,9 +298,8 @@ def _tell(
             try:
                 due = time.monotonic()
                 while watch is not None:
-                    # At equal intervals, but never several at once after a pause.
-                    due = max(due + watch, time.monotonic())
-                    time.sleep(due - time.monotonic() if due > time.monotonic() else 0)
+                    due = next_due(due, watch, time.monotonic())
+                    time.sleep(max(0.0, due - time.monotonic()))
                     document = ask(client)
                     _show(document, output, watch)
             except KeyboardInterrupt:
@@ -307,6 +309,11 @@ def _tell(
         typer.echo(f"kvctl: {error}", err=True)
         is_away = error.code == "unreachable"
         raise typer.Exit(EXIT_UNREACHABLE if is_away else EXIT_REFUSED) from error
+
+
+def next_due(due: float, interval: float, now: float) -> float:
+    """When the next sample is due: what came late is made up for, what a long pause cost is not."""
+    return max(due + interval, now - WATCH_BACKLOG * interval)
 
 
 def _socket_path(place: Place) -> Path:
