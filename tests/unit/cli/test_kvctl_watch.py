@@ -23,7 +23,7 @@ def test_samples_come_at_equal_intervals() -> None:
 
 
 def test_late_samples_are_made_up_for() -> None:
-    taken = _samples({number: 0.09 for number in range(5)}, 21)
+    taken = _samples(dict.fromkeys(range(5), 0.09), 21)
     assert taken[-1] == pytest.approx(1.0), "as many samples in a second as without delays"
 
 
