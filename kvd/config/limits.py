@@ -47,7 +47,7 @@ class LimitsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         1,
         1_048_576,
         "Requests of one engine that have pins or reservations at once.",
-        at_limit="The lookup or reserve of one more is answered busy.",
+        at_limit="The lookup or reserve of one more is refused with limit_reached.",
     )
     blocks_per_request: int = count_field(
         65_536,
@@ -75,8 +75,8 @@ class LimitsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         1024,
         1,
         1_048_576,
-        "Transfers between prefill and decode that have not ended.",
-        at_limit="One more is answered busy.",
+        "Transfers between prefill and decode that have not ended, for each of the two sides.",
+        at_limit="One more is refused with limit_reached.",
     )
     regions: int = count_field(
         64,
@@ -90,7 +90,7 @@ class LimitsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         1,
         4096,
         "Other kvd daemons known at once.",
-        at_limit="One more is refused with limit_reached.",
+        at_limit="One more is answered busy; an address that nobody answers on gives way to it.",
     )
     story_entries: int = count_field(
         16_384,
