@@ -146,6 +146,8 @@ class Daemon:
         except KvdError as error:
             self._view.failure = str(error)
             raise
+        # Nobody could watch a node whose admin API cannot be loaded: it does not become ready.
+        await self._admin.opened()
         if not self._stop.is_set():
             node.is_ready = True
             self._meter.reset_max()

@@ -101,7 +101,7 @@ class LiveView:
 
     def shell_counters(self) -> Mapping[str, int]:
         """See `NodeView`."""
-        return self._node.counters
+        return {**self._node.counters, "log_events_dropped": self._node.logs.dropped}
 
     def stats(self) -> Mapping[str, Mapping[str, float]]:
         """See `NodeView`."""
