@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -26,13 +27,17 @@ class Entry(NamedTuple):
     outcome: object
 
 
+RawEntry = tuple[int, tuple[object, ...], object, object]
+"""The fields of an `Entry`; `Entry(*raw)` names them."""
+
+
 class Story:
     """The last `limit` transitions. The oldest is dropped for a new one, and counted."""
 
     def __init__(self, limit: int) -> None:
         """An empty story of at most `limit` entries."""
         # Plain tuples: an Entry is made when somebody asks, since most are never looked at.
-        self._entries: deque[tuple[int, tuple[object, ...], object, object]] = deque(maxlen=limit)
+        self._entries: deque[RawEntry] = deque(maxlen=limit)
         self.recorded = 0
 
     def record(self, at: int, keys: tuple[object, ...], event: object, outcome: object) -> None:
@@ -54,6 +59,10 @@ class Story:
         """
         found = [Entry(*entry) for entry in self._entries if _names(entry[1], key)]
         return found[-limit:]
+
+    def newest_first(self, limit: int | None = None) -> list[RawEntry]:
+        """A copy of the latest entries that costs next to nothing for each: for long searches."""
+        return list(islice(reversed(self._entries), limit))
 
     def __iter__(self) -> Iterator[Entry]:
         return (Entry(*entry) for entry in self._entries)

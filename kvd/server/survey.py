@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, NamedTuple
 
 from kvd.core.holds import Doubt, Hold, Phase, Timing, limit_of
@@ -286,13 +285,12 @@ def _transfer_parties(state: State, name: str) -> list[str]:
 def last_event(state: State, wait: Wait) -> Work[Entry | None]:
     """The latest recorded transition that names what waits; None if it was long ago."""
     names = _naming(wait.key)
-    story = state.story
-    recent = list(islice(story, max(0, len(story) - _STORY_DEPTH), None))
+    recent = state.story.newest_first(_STORY_DEPTH)
     yield
-    for number, entry in enumerate(reversed(recent)):
+    for number, raw in enumerate(recent):
         # What waits stands in front; a long tail of keys is the blocks of a reservation.
-        if any(names(key) for key in entry.keys[:_KEYS_MAX]):
-            return entry
+        if any(names(key) for key in raw[1][:_KEYS_MAX]):
+            return Entry(*raw)
         if number % (8 * STRIDE) == 0:
             yield
     return None

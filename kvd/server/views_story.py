@@ -29,11 +29,12 @@ def story_page(view: NodeView, wanted: str, limit: int) -> Work[StoryPage]:
     Raises: KvdError(not_found): no transition that is still kept names it.
     """
     story = view.state().story
-    entries = tuple(story)
+    entries = story.newest_first()
     dropped = story.dropped
     yield
     found = _Found(wanted, limit)
-    for entry in entries:
+    for raw in reversed(entries):
+        entry = Entry(*raw)
         for keys in _pieces(_names_in(entry, wanted)):
             if found.look(entry, keys):
                 yield
