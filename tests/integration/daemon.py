@@ -28,7 +28,7 @@ class Daemon:
         command = [sys.executable, "-m", "kvd", "--runtime-dir", str(self.directory)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
 
