@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine_shim.client import ClientOptions, KvdClient, KvdRefused, MemberIdentity
 from engine_shim.device_cpu import CpuDevice
+from engine_shim.device_memory import MemfdMemory
 from engine_shim.reference import orders as od
 from engine_shim.reference.block_ids import BlockIds
 from engine_shim.reference.collective import Collective
@@ -19,6 +20,7 @@ from engine_shim.reference.model import SparseModel
 from engine_shim.reference.rank_group import RankGroup
 from engine_shim.ring import resident_part
 from engine_shim.steps import StepFailed
+from kvd.wire.layout import ResidentPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +61,21 @@ class DecodeWorker:
 
         Raises: KvdRefused, DeviceError, ValueError; nothing is left then.
         """
-        rank, size = collective.rank, collective.size
+        rank = collective.rank
         blocks = options.num_requests * -(-options.max_tokens // options.block_tokens)
-        layout = region_layout(config, blocks, options.block_tokens)
-        index, index_bytes = resident_part(
-            INDEXER,
-            config.index_row_bytes,
-            list(config.index_layers),
-            blocks,
-            options.block_tokens,
-            0,
-        )
         with ExitStack() as undo:
             self._device = CpuDevice()
             undo.callback(self._device.close, 5_000_000_000)
             self._device.bind_thread()
-            resident = self._device.alloc(index_bytes, "indexer")
-            undo.callback(resident.close)
+            resident, index = self._resident(config, options, blocks, undo)
             identity = MemberIdentity(
                 engine=options.engine,
                 member=f"rank{rank}",
                 is_scheduler=rank == 0,
                 rank=rank,
-                tp_size=size,
+                tp_size=collective.size,
                 memory_fd=resident.fd,
-                memory_bytes=index_bytes,
+                memory_bytes=resident.nbytes,
                 resident=(index,),
                 kv_port=options.kv_port,
             )
@@ -91,44 +83,66 @@ class DecodeWorker:
             undo.callback(self.client.close)
             self.client.open()
             name = f"{options.engine}-kv"
-
-            def make_store() -> HotStore:
-                region = self.client.region_create(
-                    name,
-                    config.num_layers,
-                    blocks,
-                    options.block_tokens,
-                    config.main_row_bytes,
-                    options.transfer_deadline_s,
-                )
-                return HotStore(
-                    config,
-                    self._device,
-                    region,
-                    layout,
-                    slots=options.hot_rows or 2 * config.index_topk,
-                    num_buffers=options.num_requests,
-                    max_step_tokens=options.max_width,
-                    index_memory=resident,
-                    writes_region=rank == 0,
-                )
-
-            self._resident_bytes = config.token_bytes * blocks * options.block_tokens
-            self._max_width = options.max_width
             port = options.kv_port + rank if options.kv_port else 0
             self.engine = DecodeEngine(
                 SparseModel(config, rank, collective),
                 self.client,
-                make_store,
+                lambda: self._make_store(name, config, options, blocks, resident, rank == 0),
                 name,
                 BlockIds(blocks),
                 group,
                 peer=f"{options.host}:{port}",
                 transfer_deadline_s=options.transfer_deadline_s,
             )
-            hot_bytes = self.engine.store.hot.layout.num_bytes
-            self._device_bytes = index_bytes + hot_bytes
+            self._resident_bytes = config.token_bytes * blocks * options.block_tokens
+            self._device_bytes = resident.nbytes + self.engine.store.hot.layout.num_bytes
+            self._max_width = options.max_width
             self._undo = undo.pop_all()
+
+    def _resident(
+        self, config: ModelConfig, options: DecodeOptions, blocks: int, undo: ExitStack
+    ) -> tuple[MemfdMemory, ResidentPart]:
+        """Device memory of the indexer's rows, which stay there; `undo` frees it."""
+        layers = list(config.index_layers)
+        part, num_bytes = resident_part(
+            INDEXER, config.index_row_bytes, layers, blocks, options.block_tokens, 0
+        )
+        memory = self._device.alloc(num_bytes, "indexer")
+        undo.callback(memory.close)
+        return memory, part
+
+    def _make_store(
+        self,
+        region_name: str,
+        config: ModelConfig,
+        options: DecodeOptions,
+        blocks: int,
+        resident: MemfdMemory,
+        writes_region: bool,
+    ) -> HotStore:
+        """The engine's region, made by kvd, with hot buffers before it; again after a restart.
+
+        Raises: KvdRefused, DeviceError.
+        """
+        region = self.client.region_create(
+            region_name,
+            config.num_layers,
+            blocks,
+            options.block_tokens,
+            config.main_row_bytes,
+            options.transfer_deadline_s,
+        )
+        return HotStore(
+            config,
+            self._device,
+            region,
+            region_layout(config, blocks, options.block_tokens),
+            slots=options.hot_rows or 2 * config.index_topk,
+            num_buffers=options.num_requests,
+            max_step_tokens=options.max_width,
+            index_memory=resident,
+            writes_region=writes_region,
+        )
 
     def ready(self) -> od.Ready:
         """What to say once it is."""

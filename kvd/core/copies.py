@@ -57,6 +57,7 @@ def _check_shard(shape: BlockShape, member: Member) -> None:
 
 
 def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
+    """Open the spans of every save, and offer every read, of a checked `Written`."""
     tenancy.layer = event.layer
     for save in event.saves:
         table = pool_of(m)
@@ -82,6 +83,7 @@ def check_counts(member: Member, event: se.SaveEnded) -> None:
 
 
 def settle_save(m: State, effect: se.SettleSave, event: se.SlotEvent) -> None:
+    """A save's hold is lifted: its spans are valid, or their blocks poisoned."""
     m.counters["saves_ok" if effect.ok else "saves_failed"] += 1
     if m.pool is None:
         return
@@ -156,6 +158,7 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
 
 
 def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) -> None:
+    """Pin the source blocks of a tenancy's loads until these have ended."""
     tenancy.layer = event.layer
     if not event.loads:
         return
@@ -165,6 +168,7 @@ def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) 
 
 
 def check_loads_ended(member: Member, event: se.Computed) -> None:
+    """Refuse to lift COMPUTE while loads into the slot run."""
     tenancy = member.held.get(event.ref.slot)
     if tenancy is not None and tenancy.load_blocks:
         raise LocalError("load_open", slot=event.ref.slot)

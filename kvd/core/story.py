@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 
@@ -62,7 +61,10 @@ class Story:
 
     def newest_first(self, limit: int | None = None) -> list[RawEntry]:
         """A copy of the latest entries that costs next to nothing for each: for long searches."""
-        return list(islice(reversed(self._entries), limit))
+        latest = reversed(self._entries)
+        if limit is None:
+            return list(latest)
+        return [entry for entry, _ in zip(latest, range(limit), strict=False)]
 
     def __iter__(self) -> Iterator[Entry]:
         return (Entry(*entry) for entry in self._entries)
