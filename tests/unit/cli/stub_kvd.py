@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -65,8 +66,9 @@ class StubKvd:
         trace: TracebackType | None,
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        for connection in self._open:
-            connection.shutdown(socket.SHUT_RDWR)
+        for connection in tuple(self._open):
+            with suppress(OSError):  # the other thread may have closed it in the meantime
+                connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
