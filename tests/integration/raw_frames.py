@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import msgpack  # type: ignore[import-untyped]
+import pytest
 import zmq
 
-from bench.wire_client import WireClient
+from bench.wire_client import WireClient, WireError
 from kvd.wire import messages as msg
 from kvd.wire.codec import client_codec, server_codec
+from kvd.wire.gate_layout import split_word, word_offset
 from kvd.wire.layout import BlockLayoutSpec, Part
 from kvd.wire.protocol import ENGINE_SOCKET, PROTOCOL
 from kvd.wire.slot_items import (
@@ -28,6 +31,7 @@ from kvd.wire.slot_items import (
     SlotItem,
     WrittenItem,
 )
+from tests.integration.live_kvd import LiveKvd
 
 TOKENS: Final = 4
 ROW: Final = 16
@@ -115,6 +119,69 @@ class RawMember(WireClient):
     ) -> None:
         if not self.zmq.closed:
             self.leave()
+
+
+class Attach(Protocol):
+    """Attaches a member; it leaves when the test ends."""
+
+    def __call__(
+        self, engine: str = "e", member: str = "w", *, num_slots: int = 0, device_fd: int = -1
+    ) -> RawMember:
+        """Attach, as a process without device memory unless its file is given."""
+
+
+@contextmanager
+def attaching(kvd: LiveKvd) -> Iterator[Attach]:
+    """Attach members for one test; when they have left, nothing of them is left."""
+    with ExitStack() as stack:
+
+        def attach(
+            engine: str = "e", member: str = "w", *, num_slots: int = 0, device_fd: int = -1
+        ) -> RawMember:
+            client = RawMember(
+                kvd.runtime_dir, engine, member, num_slots=num_slots, device_fd=device_fd
+            )
+            return stack.enter_context(client)
+
+        yield attach
+    status = kvd.status()
+    assert status["invariants"]["ok"], status["invariants"]
+    assert status["engines_total"] == 0
+    assert kvd.sessions()["member"] == 0
+
+
+def epochs(client: WireClient, count: int = 3) -> list[int]:
+    """Epochs of a member's first slots, from its gate page."""
+    assert client.page is not None
+    return [split_word(client.page.load_u64(word_offset(slot)))[0] for slot in range(count)]
+
+
+def digest(number: int) -> bytes:
+    """A block hash."""
+    return number.to_bytes(32, "big")
+
+
+def save_block(client: WireClient, request: str, number: int) -> int:
+    """Reserve a block, save both layers into it through slot 0, commit it."""
+    (block,) = client.reserve(request, 1)
+    for layer in range(2):
+        (epoch,) = epochs(client, 1)
+        items: list[SlotItem] = [
+            AcquiredItem(0, epoch, layer),
+            WrittenItem(0, epoch, layer, [SaveItem("s", [block], [TOKENS])]),
+            SaveEndedItem(0, epoch, "s", True, [TOKENS]),
+            ComputedItem(0, epoch),
+        ]
+        assert client.events(items) == []
+    assert client.commit([block], digest(number), [TOKENS]) == []
+    return block
+
+
+def refusal(call: Callable[[], object]) -> WireError:
+    """What kvd refuses a call with."""
+    with pytest.raises(WireError) as caught:
+        call()
+    return caught.value
 
 
 def requests(client: WireClient) -> list[msg.ClientFrame]:
