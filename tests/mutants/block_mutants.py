@@ -7,33 +7,34 @@ from typing import Final
 from tests.mutants.patches import Mutant
 
 BLOCKS = "kvd.core.blocks"
+BLOCK_TYPES = "kvd.core.block_types"
 EVICT = "kvd.core.evict"
 
 MUTANTS: Final = (
     Mutant(
         "a span end of an earlier chunk counts",
-        BLOCKS,
+        BLOCK_TYPES,
         "all(have == want for have in self.tokens)",
         "all(have > 0 for have in self.tokens)",
-        ("block machine", "blocks by example"),
+        ("block machine", "blocks by example", "simulator"),
     ),
     Mutant(
         "a commit is visible before all spans are saved",
-        BLOCKS,
+        BLOCK_TYPES,
         "all(have == want for have in self.tokens)",
         "any(have == want for have in self.tokens)",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "a look-up returns filling blocks",
-        BLOCKS,
+        BLOCK_TYPES,
         "        return want > 0 and not self.open and all(have == want for have in self.tokens)\n",
         "        return want > 0\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "a commit of the same text elsewhere leaves an earlier commit standing",
-        BLOCKS,
+        BLOCK_TYPES,
         "        self.key = None\n        self.want = 0\n",
         "        assert self.want >= 0\n",
         ("block machine", "blocks by example"),
@@ -93,7 +94,7 @@ MUTANTS: Final = (
     Mutant(
         "a failed save leaves its block good",
         BLOCKS,
-        "            if not ok:\n                self.poison(block)\n",
+        "            else:\n                self.poison(block)\n",
         "",
         ("block machine", "blocks by example"),
     ),

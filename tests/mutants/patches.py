@@ -25,6 +25,10 @@ SUITES: Final = MappingProxyType(
         "block machine": ("tests/stateful/test_block_machine.py",),
         "blocks by example": ("tests/unit/core/test_block_table.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),
+        "machine by example": ("tests/unit/core/test_machine_seeds.py",),
+        "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),
+        "hot machine": ("tests/stateful/test_hot_machine.py",),
+        "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
     }
 )
 """Fast suites by name: what pytest is told to run."""

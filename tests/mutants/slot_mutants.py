@@ -93,7 +93,7 @@ MUTANTS: Final = (
         "    return _fencing(hold, now, timing), Ask.FENCE\n",
         "    fenced_before = hold.doubt is not Doubt.SUSPECT\n"
         "    return _fencing(hold, now, timing), None if fenced_before else Ask.FENCE\n",
-        ("liveness", "scripts", "slot machine"),
+        ("liveness", "scripts", "slot machine", "simulator"),
     ),
     Mutant(
         "the truth is asked for once only",
@@ -158,8 +158,8 @@ MUTANTS: Final = (
     Mutant(
         "rows of a poisoned tenancy count as good",
         RELEASE,
-        "[ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)]",
-        "[ev.SettleSave(slot.ref, saver, ok)]",
+        "    settled = ev.SettleSave(slot.ref, saver, ok and not slot.poisoned)\n",
+        "    settled = ev.SettleSave(slot.ref, saver, ok)\n",
         ("laws", "scripts", "slot machine"),
     ),
 )
