@@ -9,7 +9,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 TIMED := .ci/timed
 TYPED := kvd engine_shim kernels/kvd_kernels bench tests
-BENCHES ?= $(notdir $(basename $(shell grep -l 'return finish(' bench/*.py)))
+BENCHES ?= $(filter-out report,$(notdir $(basename $(shell grep -l '    return finish' bench/*.py))))
 TIERS ?=
 TEST_ARGS ?=
 DEMO_ARGS ?=
@@ -61,7 +61,9 @@ test-all: ## every test at every Python that is installed, then DEEP times as de
 	  $(RUN) -m tests stateful exhaustive sim -- --timeout=7200
 
 bench: env ## every bench, a table each; BENCHES="control" runs some, BENCH_ARGS="--gate" judges
-	@for name in $(BENCHES); do $(RUN) -m bench.$$name $(BENCH_ARGS); done
+	@failed=0; \
+	for name in $(BENCHES); do $(RUN) -m bench.$$name $(BENCH_ARGS) || failed=1; done; \
+	exit $$failed
 
 develop: ## build/develop: an environment whose kvd is this checkout itself
 	@$(PYTHON) .ci/environment.py develop
