@@ -25,6 +25,7 @@ from kvd.server.member_attach import answer, check_member, check_process, make_s
 from kvd.server.node import Node
 from kvd.server.peer_credentials import Credentials, peer_credentials, take_pidfd
 from kvd.server.sessions import MemberSession, ReaderSession, Session, new_token
+from kvd.server.turned_away import TurnedAway
 from kvd.wire import attach
 from kvd.wire.codec import FrameError, attach_reply_codec, attach_request_codec
 
@@ -59,6 +60,9 @@ class AttachSocket:
         self._pending: dict[int, socket.socket] = {}
         self._sessions: dict[int, Session] = {}
         self._detached: dict[str, ReaderSession] = {}
+        self._turned_away = TurnedAway(
+            lambda connection, uid: self._refuse(connection, LocalError("forbidden", uid=uid))
+        )
         self.nonces: dict[bytes, str] = {}
         """Nonces of hellos that peers have yet to answer by attaching: nonce -> their address."""
         node.on_forgotten.append(self._unwatch)
@@ -75,10 +79,9 @@ class AttachSocket:
             self._resume.cancel()
         loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        for fd, connection in list(self._pending.items()):
-            loop.remove_reader(fd)
-            connection.close()
-        self._pending.clear()
+        self._turned_away.close()
+        for fd in list(self._pending):
+            self._drop_pending(fd)
         for fd, session in list(self._sessions.items()):
             loop.remove_reader(fd)
             if session.pidfd >= 0:
@@ -104,8 +107,7 @@ class AttachSocket:
         connection.setblocking(False)
         credentials = peer_credentials(connection)
         if credentials.uid not in self._node.allowed_uids:
-            self._refuse(connection, LocalError("forbidden", uid=credentials.uid))
-            connection.close()
+            self._turned_away.add(connection, credentials.uid)
             return
         if len(self._pending) >= PENDING_MAX:
             self._drop_pending(next(iter(self._pending)))
