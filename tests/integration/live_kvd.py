@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,18 @@ class LiveKvd(OwnDaemon):
     def rss_bytes(self) -> int:
         """Its resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
+
+    def pause(self) -> None:
+        """Stop its process until `resume`, and wait until it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: self._state() == "T")
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def alive(self) -> bool:
         """Whether the process runs."""
