@@ -10,10 +10,11 @@ machine need not, and is told what would mend it::
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -25,7 +26,17 @@ def lacking(what: str, remedy: str) -> NoReturn:
     text = f"this machine lacks {what}; as root: {remedy}"
     if os.environ.get("CI", "").lower() not in OFF:
         pytest.fail(text, pytrace=False)
-    pytest.skip(text)
+    pytest.skip(text, allow_module_level=True)
+
+
+def need_module(name: str, remedy: str) -> Any:
+    """Import a module that not every machine has, or end the test, or the module, that needs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        lacking(f"the Python package {name}", remedy)
 
 
 def need_command(name: str, package: str) -> str:

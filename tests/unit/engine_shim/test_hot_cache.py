@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'kvd[engine]'")
+from tests.capabilities import need_module
+
+torch = need_module("torch", "pip install 'kvd[engine]'")
 
 from torch import Tensor  # noqa: E402 - only where torch is
 

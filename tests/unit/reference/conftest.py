@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'kvd[engine]'")
+from tests.capabilities import need_module
+
+torch = need_module("torch", "pip install 'kvd[engine]'")
 
 
 @pytest.fixture(scope="session", autouse=True)
