@@ -183,8 +183,12 @@ class ConsumerLinks:
             return
         self._attaching.add(frame.boot_id)
         token = new_token()
-        attach = partial(ReaderAttachment, frame.attach_path, node.boot_id, frame.nonce, token)
-        future = asyncio.wrap_future(self._attachers.submit(attach))
+        timeout = node.config.peers.connect_timeout / 1e9
+        future = asyncio.wrap_future(
+            self._attachers.submit(
+                ReaderAttachment, frame.attach_path, node.boot_id, frame.nonce, token, timeout
+            )
+        )
         future.add_done_callback(partial(self._attached, pump, identity, frame, token))
 
     def _attached(

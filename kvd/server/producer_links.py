@@ -7,7 +7,9 @@ sent is dropped: the machine offers and asks again.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,6 +34,9 @@ REVOKES_KEPT: Final = 1024
 HELLO_INTERVAL: Final = 500_000_000
 """How often an unanswered hello is repeated, ns."""
 
+CONNECT_POLL: Final = 0.01
+"""How often it is tried whether a new connection takes its hello, seconds."""
+
 CODE_CHARS_SHOWN: Final = 64
 """Of what a peer gives as its reason, as much is shown in the status."""
 
@@ -48,6 +53,8 @@ class ProducerLink:
     token: bytes = b""
     error: str = ""
     hello_at: int = 0
+    hello_due: int = 0
+    retry: asyncio.TimerHandle | None = None
     last_heard: int = 0
     revokes: list[ef.SendRevoke] = field(default_factory=list)
     """Revocations that wait for the link: nobody repeats them, unlike offers."""
@@ -85,7 +92,7 @@ class ProducerLinks:
     def close(self) -> None:
         """Drop all links."""
         for link in self._links.values():
-            link.pump.close()
+            _close(link)
         self._links.clear()
 
     # Sending ----------------------------------------------------------------------------------
@@ -96,38 +103,41 @@ class ProducerLinks:
             self._send(link, pm.Offers(link.token, self._boot, [tr.offer_item(effect.offer)]))
 
     def _send_grant(self, effect: ef.SendGrant) -> None:
-        link = self._by_executor(effect.executor)
-        if link is not None:
-            source = tr.source_item(effect.source)
-            name = tr.read_name(effect.read)
-            self._send(link, pm.Grant(link.token, self._boot, name, effect.claim, source))
+        source, name = tr.source_item(effect.source), tr.read_name(effect.read)
+        self._send_any(
+            self._routes(effect.executor),
+            lambda token: pm.Grant(token, self._boot, name, effect.claim, source),
+        )
 
     def _send_revoke(self, effect: ef.SendRevoke) -> None:
-        link = self._by_executor(effect.to)
-        if link is None and not effect.to.startswith("kvd"):
-            link = self._link(effect.to)
+        name = tr.read_name(effect.read)
+
+        def frame(token: bytes) -> pm.ToConsumer:
+            return pm.Revoke(token, self._boot, name, effect.why)
+
+        routes = self._routes(effect.to)
+        if routes or effect.to.startswith("kvd"):
+            self._send_any(routes, frame)
+            return
+        link = self._link(effect.to)
         if link is None:
             return
         if link.state == "ready":
-            name = tr.read_name(effect.read)
-            self._send(link, pm.Revoke(link.token, self._boot, name, effect.why))
+            self._send_any([link], frame)
         elif len(link.revokes) < REVOKES_KEPT:
             link.revokes.append(effect)
 
     def _send_query(self, effect: ef.SendQuery) -> None:
         """Ask the executor; who cannot be asked about a fence cannot be fenced."""
-        link = self._by_executor(effect.executor)
-        if link is None and effect.executor.startswith("kvd@"):
+        routes = self._routes(effect.executor)
+        if not routes and effect.executor.startswith("kvd@"):
             link = self._link(effect.executor.removeprefix("kvd@"))
-        if link is not None and link.state == "ready":
-            frame = pm.PeerQuery(
-                link.token,
-                self._boot,
-                tr.tenancy_name(effect.ref),
-                tr.read_name(effect.read),
-                effect.fence,
+            routes = [link] if link is not None and link.state == "ready" else []
+        if routes:
+            ref, name = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
+            self._send_any(
+                routes, lambda token: pm.PeerQuery(token, self._boot, ref, name, effect.fence)
             )
-            self._send(link, frame)
         elif effect.fence:
             event = ev.FenceEnded(effect.ref, HoldKind.READ, effect.read, stopped=False)
             self._node.apply_soon(event)
@@ -139,8 +149,14 @@ class ProducerLinks:
                 self._send(link, pm.MemberGone(link.token, self._boot, *session.ref))
 
     def _send(self, link: ProducerLink, frame: pm.ToConsumer) -> None:
-        if not link.pump.send([self._encode(frame)]):
-            self._node.counters["peer_frames_dropped"] += 1
+        self._send_any([link], lambda _: frame)
+
+    def _send_any(self, routes: list[ProducerLink], make: Callable[[bytes], pm.ToConsumer]) -> None:
+        """Send by the first link that is connected; `make` gets the token that goes into it."""
+        for link in routes:
+            if link.pump.send([self._encode(make(link.token))]):
+                return
+        self._node.counters["peer_frames_dropped"] += 1
 
     @property
     def _boot(self) -> bytes:
@@ -148,11 +164,14 @@ class ProducerLinks:
 
     # Links ------------------------------------------------------------------------------------
 
-    def _by_executor(self, executor: str) -> ProducerLink | None:
-        for link in self._links.values():
-            if link.executor == executor and link.state == "ready":
-                return link
-        return None
+    def _routes(self, executor: str) -> list[ProducerLink]:
+        """Links to a kvd: it may have several ports, and leave those that no engine uses."""
+        found = [
+            link
+            for link in self._links.values()
+            if link.executor == executor and link.state == "ready"
+        ]
+        return sorted(found, key=lambda link: link.last_heard, reverse=True)
 
     def _link(self, address: str) -> ProducerLink | None:
         """The link to an address, made or greeted again when it is time."""
@@ -165,7 +184,8 @@ class ProducerLinks:
             # The kvd that answered has ended; whoever listens there now must introduce itself.
             self._forget_answer(link)
         now = self._node.now()
-        if link.state != "ready" and now - link.hello_at >= HELLO_INTERVAL:
+        is_due = now - link.hello_at >= HELLO_INTERVAL and link.retry is None
+        if link.state != "ready" and is_due:
             self._hello(link, now)
         return link
 
@@ -180,6 +200,8 @@ class ProducerLinks:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.SNDHWM, 1000)
         socket.setsockopt(zmq.RCVHWM, 1000)
+        # What cannot be sent now goes another way, or again: it must not wait for a dead port.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         if address.startswith("["):
             socket.setsockopt(zmq.IPV6, 1)
@@ -205,7 +227,7 @@ class ProducerLinks:
             return False
         oldest = min(idle, key=lambda link: link.hello_at)
         self._attach.nonces.pop(oldest.nonce, None)
-        oldest.pump.close()
+        _close(oldest)
         del self._links[oldest.address]
         return True
 
@@ -213,7 +235,7 @@ class ProducerLinks:
         return link.state == "ready" and link.executor in self._node.sessions.readers
 
     def _hello(self, link: ProducerLink, now: int) -> None:
-        link.hello_at = now
+        """Introduce ourselves, as soon as the connection is there."""
         self._attach.nonces[link.nonce] = link.address
         hello = pm.PeerHello(
             b"",
@@ -224,7 +246,20 @@ class ProducerLinks:
             self._attach_path,
             link.nonce,
         )
-        self._send(link, hello)
+        if link.pump.send([self._encode(hello)]):
+            link.hello_at, link.hello_due = now, 0
+            return
+        link.hello_due = link.hello_due or now + self._node.config.peers.connect_timeout
+        if now < link.hello_due:
+            loop = asyncio.get_running_loop()
+            link.retry = loop.call_later(CONNECT_POLL, self._hello_again, link)
+        else:
+            link.hello_at, link.hello_due = now, 0
+
+    def _hello_again(self, link: ProducerLink) -> None:
+        link.retry = None
+        if link.state != "ready":
+            self._hello(link, self._node.now())
 
     def _forget_answer(self, link: ProducerLink) -> None:
         self._attach.nonces.pop(link.nonce, None)
@@ -279,3 +314,9 @@ class ProducerLinks:
                 node.apply(event)
             case pm.Ping():
                 pass
+
+
+def _close(link: ProducerLink) -> None:
+    if link.retry is not None:
+        link.retry.cancel()
+    link.pump.close()

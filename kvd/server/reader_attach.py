@@ -12,7 +12,6 @@ import socket
 import stat
 import threading
 from contextlib import suppress
-from typing import Final
 
 from kvd.core.errors import PeerError
 from kvd.core.ids import MemberRef
@@ -26,13 +25,13 @@ from kvd.wire.protocol import ATTACH_SOCKET, PROTOCOL, PROTOCOL_MIN
 from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX
 from kvd_kernels.host import Mapping
 
-TIMEOUT_SECONDS: Final = 5.0
-
 
 class ReaderAttachment:
     """An attach connection to a producer's kvd, with the memory mapped through it."""
 
-    def __init__(self, path: str, boot_id: bytes, nonce: bytes, send_token: bytes) -> None:
+    def __init__(
+        self, path: str, boot_id: bytes, nonce: bytes, send_token: bytes, timeout: float
+    ) -> None:
         """Attach.
 
         Args:
@@ -40,6 +39,8 @@ class ReaderAttachment:
             boot_id: our boot id.
             nonce: of its hello.
             send_token: what its frames to us must carry.
+            timeout: of each question, seconds.
+
         Raises: PeerError(peer_refused | peer_unreachable).
         """
         self._lock = threading.Lock()
@@ -48,7 +49,8 @@ class ReaderAttachment:
         self._members: dict[MemberRef, ProducerMemory] = {}
         self._pool: Mapping | None = None
         self._peer = path
-        self.socket = _connect(path)
+        self._timeout = timeout
+        self.socket = _connect(path, timeout)
         try:
             request = attach.AttachReader(PROTOCOL_MIN, PROTOCOL, boot_id, nonce, send_token)
             pidfd = os.pidfd_open(os.getpid())
@@ -105,7 +107,7 @@ class ReaderAttachment:
     ) -> tuple[attach.AttachReply, list[int]]:
         try:
             seqpacket.send(self.socket, self._encode(request), fds)
-            _wait_readable(self.socket)
+            _wait_readable(self.socket, self._timeout)
             data, received, cut = seqpacket.receive(self.socket)
         except (OSError, seqpacket.FdOverflow) as error:
             # An answer that is late would be taken for the answer to the next question.
@@ -170,15 +172,15 @@ class ReaderAttachment:
                 self._pool = None
 
 
-def _wait_readable(connection: socket.socket) -> None:
+def _wait_readable(connection: socket.socket, timeout: float) -> None:
     """Wait for an answer.
 
     Raises: TimeoutError.
     """
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    if not poll.poll(TIMEOUT_SECONDS * 1000):
-        raise TimeoutError(f"no answer within {TIMEOUT_SECONDS:g} s")
+    if not poll.poll(timeout * 1000):
+        raise TimeoutError(f"no answer within {timeout:g} s")
 
 
 def _map(fd: int, num_bytes: int) -> Mapping:
@@ -191,7 +193,7 @@ def _map(fd: int, num_bytes: int) -> Mapping:
     return Mapping(fd, num_bytes, writable=False)
 
 
-def _connect(path: str) -> socket.socket:
+def _connect(path: str, timeout: float) -> socket.socket:
     """Connect to a socket that a hello named, and make sure whose it is before saying anything.
 
     Raises: PeerError(peer_refused | peer_unreachable).
@@ -206,7 +208,7 @@ def _connect(path: str) -> socket.socket:
     except (OSError, ValueError) as error:
         raise PeerError("peer_unreachable", peer=path, detail=str(error)) from error
     try:
-        connection.settimeout(TIMEOUT_SECONDS)
+        connection.settimeout(timeout)
         connection.connect(path)
         # The event loop watches it later, and would make it so anyway.
         connection.setblocking(False)
