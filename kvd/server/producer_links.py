@@ -219,13 +219,25 @@ class ProducerLinks:
         return link
 
     def _make_room(self) -> bool:
-        """Whether one more link may be made: one that nobody answers on gives way to it."""
+        """Whether one more link may be made: one that nothing is offered on gives way to it.
+
+        Peers' ports come and go with their engines; a link that is needed again is made again.
+        """
         if len(self._links) < self._node.config.limits.peers:
             return True
-        idle = [link for link in self._links.values() if not self._is_answered(link)]
+        offered = {
+            read.spec.peer
+            for transfer in self._node.state.outgoing.values()
+            for read in transfer.open.values()
+        }
+        idle = [
+            link
+            for link in self._links.values()
+            if link.address not in offered or not self._is_answered(link)
+        ]
         if not idle:
             return False
-        oldest = min(idle, key=lambda link: link.hello_at)
+        oldest = min(idle, key=lambda link: max(link.hello_at, link.last_heard))
         self._attach.nonces.pop(oldest.nonce, None)
         _close(oldest)
         del self._links[oldest.address]
