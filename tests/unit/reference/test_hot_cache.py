@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.capabilities import need_module
-
-torch = need_module("torch", "pip install 'kvd[engine]'")
-
-from torch import Tensor  # noqa: E402 - only where torch is
-
-from engine_shim.device import DeviceError  # noqa: E402
-from engine_shim.device_cpu import CpuDevice  # noqa: E402
-from engine_shim.device_memory import MemfdMemory  # noqa: E402
-from engine_shim.hot import HoleError  # noqa: E402
-from engine_shim.reference.cache import ResidentCache  # noqa: E402
-from engine_shim.reference.config import tiny  # noqa: E402
-from engine_shim.reference.drafts import Drafter, PromptLookup  # noqa: E402
-from engine_shim.reference.generate import Decoded, decode, prefill  # noqa: E402
-from engine_shim.reference.hot_cache import HotCache, HotStore, region_layout  # noqa: E402
-from engine_shim.reference.model import SparseModel  # noqa: E402
-from engine_shim.reference.threads import configure_threads  # noqa: E402
-from engine_shim.testing import Delay, Fail, FaultyDevice, Late, Rule  # noqa: E402
+from engine_shim.device import DeviceError
+from engine_shim.device_cpu import CpuDevice
+from engine_shim.device_memory import MemfdMemory
+from engine_shim.hot import HoleError
+from engine_shim.reference.cache import ResidentCache
+from engine_shim.reference.config import tiny
+from engine_shim.reference.drafts import Drafter, PromptLookup
+from engine_shim.reference.generate import Decoded, decode, prefill
+from engine_shim.reference.hot_cache import HotCache, HotStore, region_layout
+from engine_shim.reference.model import SparseModel
+from engine_shim.testing import Delay, Fail, FaultyDevice, Late, Rule
 
 pytestmark = pytest.mark.engine
 
@@ -40,12 +35,9 @@ NEW = 12
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[SparseModel]:
-    """Give the model of unit tests, in one thread: tests share the cores."""
-    before = torch.get_num_threads()
-    configure_threads(1)
-    yield SparseModel(CONFIG)
-    torch.set_num_threads(before)
+def model() -> SparseModel:
+    """Give the model of unit tests."""
+    return SparseModel(CONFIG)
 
 
 class Rig:
