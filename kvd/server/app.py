@@ -58,6 +58,7 @@ class Daemon:
         self._view = LiveView(node, self._meter)
         self._stop = stop
         self._bug: InvariantError | None = None
+        self._has_started = False
         self._collector = Collector()
         self._meter.relief = self._collector.young
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -133,6 +134,7 @@ class Daemon:
 
     async def _populate(self) -> None:
         node = self._node
+        self._has_started = True
         node.logs.info("started", boot_id=node.boot_id.hex(), runtime_dir=str(self._runtime.path))
         populate = asyncio.ensure_future(node.memory.populate_pool())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -197,4 +199,5 @@ class Daemon:
             self._context.destroy()
         await self._admin.stop()
         self._collector.close()
-        node.logs.info("stopped")
+        if self._has_started:
+            node.logs.info("stopped")
