@@ -34,6 +34,11 @@ class LiveKvd(OwnDaemon):
             raise
 
     @property
+    def arguments(self) -> list[str]:
+        """What it is started with, after the name of the program."""
+        return self._command[3:]
+
+    @property
     def pid(self) -> int:
         """Of the running daemon."""
         assert self.process is not None
