@@ -30,9 +30,12 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
     m.counters["lookup_blocks_hit"] += len(found)
     if found and e.pin:
         request = _request(m, engine, e.request)
-        m.settings.limits.check(
-            "blocks of a request", len(request.blocks) + len(found), "blocks_per_request"
-        )
+        total = len(request.blocks) + len(found)
+        try:
+            m.settings.limits.check("blocks of a request", total, "blocks_per_request")
+        except LocalError:
+            _forget_if_empty(engine, request)
+            raise
         table.pin_all(found, request.key)
         if not request.blocks:
             request.lease = now + m.settings.lookup_lease

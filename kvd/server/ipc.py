@@ -265,6 +265,8 @@ class EngineSocket:
 
     def _expect(self, session: MemberSession, handle: int, frame: msg.Expect) -> None:
         node = self._node
+        limits = node.state.settings.limits
+        limits.check("blocks of a request", len(frame.blocks), "blocks_per_request")
         lifetime = min(frame.lifetime_ms * _MS, node.config.peers.transfer_deadline)
         event = ev.TransferExpected(
             handle,

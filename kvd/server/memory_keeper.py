@@ -37,7 +37,7 @@ class MemoryKeeper:
         self._fresh_meta: MemfdRegion | None = None
         self._meta: MetaTable | None = None
         self._regions: dict[str, MemfdRegion] = {}
-        self._snapshots: dict[str, RegionSnapshot] = {}
+        self._snapshots: dict[MemfdRegion, RegionSnapshot] = {}
 
     # The pool ---------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class MemoryKeeper:
         for _ in region.populate_steps(self._config.pool.populate_step, guard):
             if self._stopping.is_set():
                 return
-        self._snapshots[region.name] = region.snapshot()
+        self._snapshots[region] = region.snapshot()
 
     # Headers ----------------------------------------------------------------------------------
 
@@ -113,6 +113,7 @@ class MemoryKeeper:
         self._meta = MetaTable.format(region.mapping, block, fresh=True)
         self._meta_region = region
         if old is not None:
+            self._snapshots.pop(old, None)
             self._worker.submit(old.close)
 
     def mark_filling(self, blocks: tuple[int, ...]) -> None:
@@ -138,17 +139,19 @@ class MemoryKeeper:
         self, name: str, spec: RegionSpec, done: Callable[[RegionMade], None]
     ) -> None:
         """Make and populate a decode region in the worker; `done` is called on the loop."""
-        loop = asyncio.get_running_loop()
 
-        def work() -> None:
+        def made(future: asyncio.Future[None]) -> None:
+            if future.cancelled():
+                return
             try:
-                self._make_decode_region(name, spec)
-                event = RegionMade(name)
+                future.result()
             except KvdError as error:
-                event = RegionMade(name, error.code, tuple(error.context.items()))
-            loop.call_soon_threadsafe(done, event)
+                done(RegionMade(name, error.code, tuple(error.context.items())))
+            else:
+                done(RegionMade(name))
 
-        self._worker.submit(work)
+        work = self._worker.submit(self._make_decode_region, name, spec)
+        asyncio.wrap_future(work).add_done_callback(made)
 
     def _make_decode_region(self, name: str, spec: RegionSpec) -> None:
         region = make_region(
@@ -174,7 +177,7 @@ class MemoryKeeper:
         """Give a region back; the worker waits for copies into it."""
         region = self._regions.pop(name, None)
         if region is not None:
-            self._snapshots.pop(region.name, None)
+            self._snapshots.pop(region, None)
             self._worker.submit(region.close)
 
     # All --------------------------------------------------------------------------------------
@@ -189,10 +192,10 @@ class MemoryKeeper:
         return [self._snapshot(region) for region in regions if region is not None]
 
     def _snapshot(self, region: MemfdRegion) -> RegionSnapshot:
-        known = self._snapshots.get(region.name)
+        known = self._snapshots.get(region)
         if known is None:
             known = region.planned_snapshot()
-            self._snapshots[region.name] = known
+            self._snapshots[region] = known
         return replace(known, populated=region.populated)
 
     def stop(self) -> None:

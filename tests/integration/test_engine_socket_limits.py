@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,7 @@ from tests.integration.raw_frames import (
     digest,
     epochs,
     refusal,
+    save_block,
 )
 
 LIMITS = {
@@ -145,6 +147,30 @@ def test_blocks_of_a_request(kvd: LiveKvd, member: RawMember) -> None:
     error = refusal(lambda: member.reserve("r", 1))
     assert over(error.code, limit, error.context)
     member.reserve("q", limit)
+
+
+def test_blocks_that_a_lookup_finds(kvd: LiveKvd, member: RawMember) -> None:
+    """A prefix that is longer than a request may be is refused, and leaves no request behind."""
+    limit = LIMITS["blocks_per_request"]
+    for number in range(limit + 1):
+        save_block(member, f"r{number % 2}", 900 + number)
+    hashes = b"".join(digest(900 + number) for number in range(limit + 1))
+    member.unpin("r0")
+    member.unpin("r1")
+    for _ in range(2 * LIMITS["requests_per_engine"]):
+        error = refusal(lambda: member.lookup(os.urandom(4).hex(), hashes))
+        assert over(error.code, limit, error.context)
+    assert kvd.status()["engines"][0]["requests"] == 0
+    assert len(member.lookup("q", hashes[:-32])) == limit
+
+
+def test_blocks_of_a_transfer(member: RawMember) -> None:
+    limit = LIMITS["blocks_per_request"]
+    member.call(msg.RegionCreate(*member.head(), "g", 1, 64, TOKENS, ROW))
+    blocks = list(range(limit + 1))
+    frame = msg.Expect(*member.head(), "t-blocks", "g", blocks, TOKENS, 1, 1000)
+    assert is_over(member.raw(member.encode(frame)), limit)
+    member.call(msg.Expect(*member.head(), "t-blocks", "g", blocks[:-1], TOKENS, 1, 1000))
 
 
 def test_items_of_a_batch(member: RawMember) -> None:
@@ -272,5 +298,7 @@ def test_regions(kvd: LiveKvd, member: RawMember) -> None:
         assert isinstance(create(f"g{number}"), msg.Done)
     assert is_over(create("g-more"), limit)
     assert isinstance(create("g0"), msg.Done)
+    names = [region["name"] for region in kvd.status()["regions"]]
+    assert names.count("region-g0") == 1
     assert member.code(msg.RegionDestroy(*member.head(), "g0")) == ""
     assert isinstance(create("g-more"), msg.Done)

@@ -339,6 +339,18 @@ def test_regions_that_cannot_be(attach: Attach) -> None:
     )
 
 
+def test_regions_whose_files_have_one_name(kvd: LiveKvd, attach: Attach) -> None:
+    """A memfd's name has fewer characters than a region's."""
+    client = attach()
+    client.hello(None)
+    for name, blocks in (("a.b", 1), ("a:b", 4096), ("a@b", 1)):
+        client.call(msg.RegionCreate(*client.head(), name, 1, blocks, TOKENS, ROW))
+    assert client.code(msg.RegionDestroy(*client.head(), "a.b")) == ""
+    regions = [r for r in kvd.status()["regions"] if r["name"] == "region-a-b"]
+    assert sorted(region["asked_bytes"] for region in regions) == [64, 4096 * 64]
+    assert sorted(region["populated_bytes"] for region in regions) == [4096, 4096 * 64]
+
+
 @pytest.mark.parametrize(
     ("blocks", "tokens", "layers"),
     [([0], TOKENS + 1, 1), ([8], TOKENS, 1), ([0], TOKENS, 2), ([0], 1 << 62, 1), ([], 1, 1)],

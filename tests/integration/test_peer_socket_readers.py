@@ -13,7 +13,7 @@ from kvd.wire.codec import attach_request_codec
 from kvd.wire.protocol import ATTACH_SOCKET
 from tests.integration.live_kvd import LiveKvd, until
 from tests.integration.raw_attach import RawAttach, own_pidfd
-from tests.integration.raw_frames import epochs, pack
+from tests.integration.raw_frames import Talker, epochs, pack
 from tests.integration.raw_peers import (
     BLOCK_BYTES,
     QUICK,
@@ -147,6 +147,26 @@ def test_a_grant_goes_where_somebody_listens(
     assert (grant.read, grant.claim) == (item.read, 5)
     stays.send(pm.ReadOver(reader.token, BOOT, item.source.tenancy, item.read, True))
     until(lambda: epochs(prefill)[1] == 1)
+
+
+def test_tokens_are_good_on_their_own_socket_only(
+    producer: LiveKvd, prefill: PrefillMember, listener: RawConsumer, stack: ExitStack
+) -> None:
+    reader = Reader(producer, b"E" * 16)
+    stack.callback(reader.close)
+    prefill.offer("t-token", listener.port, b"f" * BLOCK_BYTES)
+    reader.welcome(listener)
+    item = reader.claim(listener)
+    talker = stack.enter_context(Talker(producer.runtime_dir))
+    error = talker.refusal(pack(["reserve", 3, reader.token, 1000, "r", 1]))
+    assert (error.code, error.request_no) == ("unauthorized", 3)
+    before = producer.refused("peer_frames.unauthorized")
+    tenancy = item.source.tenancy
+    listener.send(pm.ReadOver(prefill.attached.token, BOOT, tenancy, item.read, True))
+    until(lambda: producer.refused("peer_frames.unauthorized") == before + 1)
+    assert epochs(prefill)[0] == 0
+    listener.send(pm.ReadOver(reader.token, BOOT, tenancy, item.read, True))
+    until(lambda: epochs(prefill)[0] == 1)
 
 
 def test_a_kvd_does_not_read_under_anothers_name(
