@@ -37,7 +37,7 @@ class Nursery:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.integration.member_process"]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=env, text=True
         )

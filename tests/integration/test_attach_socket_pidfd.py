@@ -159,7 +159,7 @@ def test_a_death_is_seen_by_the_passed_pidfd(kvd: OldKernelKvd) -> None:
     """The connection stays open in another process, so that its end tells nothing."""
     client = WireClient(kvd.runtime_dir, "parent", "w")
     command = [sys.executable, "-c", MEMBER, str(kvd.runtime_dir)]
-    environment = {**os.environ, "PYTHONPATH": ".:kernels"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as child:

@@ -86,6 +86,13 @@ def sleeps(text: str) -> Iterator[Breach]:
             yield number, "sleeps: wait for a condition"
 
 
+def native_code_hidden(text: str) -> Iterator[Breach]:
+    """Import paths that lead to the sources of `kernels`, which hide the built package."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\b(PYTHONPATH|sys\.path)\b.*\bkern" r"els\b", line):
+            yield number, "puts kernels/ on the import path: its native modules are not in there"
+
+
 def mutable_globals(tree: ast.Module) -> Iterator[Breach]:
     """State of a module: what is empty and can be filled, and names that functions assign to.
 

@@ -19,6 +19,7 @@ TEXT_RULES: tuple[tuple[TextRule, tuple[str, ...], frozenset[str]], ...] = (
     (rules.long_cpp_functions, ("kernels",), CPP),
     (rules.leftovers, TOPS, CPP | {".py", ".pyi", "", ".sh"}),
     (rules.sleeps, ("tests",), frozenset({".py"})),
+    (rules.native_code_hidden, TOPS, frozenset({".py"})),
 )
 TREE_RULES: tuple[tuple[TreeRule, tuple[str, ...]], ...] = (
     (rules.long_functions, TOPS),
@@ -68,6 +69,7 @@ _LONG_CPP = "int f() {\n" + "  g();\n" * rules.FUNCTION_LINES_MAX + "}\n"
         (rules.long_cpp_functions, _LONG_CPP),
         (rules.leftovers, "# TO" + "DO: later"),
         (rules.sleeps, "await asyncio.sl" + "eep(0.1)"),
+        (rules.native_code_hidden, 'env["PYTHON' + 'PATH"] = ".:kernels"'),
     ],
     ids=name_of,
 )
