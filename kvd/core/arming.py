@@ -19,8 +19,9 @@ def check_reads(m: State, member: Member, event: se.Written) -> None:
     Raises: LocalError(limit_reached | frame_malformed | block_not_reserved).
     """
     fresh = {s.read.transfer for s in event.reads if s.read.transfer not in m.outgoing}
-    running = sum(1 for transfer in m.outgoing.values() if transfer.open)
-    m.settings.limits.check("transfers", running + len(fresh), "transfers")
+    if fresh:
+        running = sum(1 for transfer in m.outgoing.values() if transfer.open)
+        m.settings.limits.check("transfers", running + len(fresh), "transfers")
     named: set[ReadId] = set()
     for spec in event.reads:
         read = spec.read
@@ -48,13 +49,16 @@ def _check_pool_blocks(m: State, engine: str, spec: se.ReadSpec) -> None:
 
 def without_failed(m: State, event: se.Written) -> se.Written:
     """The event without reads of transfers that have failed: those end, and no others."""
-    dead = {name for name, transfer in m.outgoing.items() if transfer.failed}
-    if not any(spec.read.transfer in dead for spec in event.reads):
+    kept = tuple([spec for spec in event.reads if not _has_failed(m, spec.read.transfer)])
+    if len(kept) == len(event.reads):
         return event
     m.count("reads_of_failed_transfers")
-    return replace(
-        event, reads=tuple(spec for spec in event.reads if spec.read.transfer not in dead)
-    )
+    return replace(event, reads=kept)
+
+
+def _has_failed(m: State, name: str) -> bool:
+    transfer = m.outgoing.get(name)
+    return transfer is not None and bool(transfer.failed)
 
 
 def arm(m: State, member: Member, ref: SlotRef, layer: int, spec: se.ReadSpec) -> None:

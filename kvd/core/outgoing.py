@@ -35,11 +35,19 @@ from kvd.core.transfer_types import Offer, Source, SourceKind
 # Offers ------------------------------------------------------------------------------------------
 
 
-def offer(m: State, read: ReadId, out: list[Effect]) -> None:
-    """Offer a read, from the slot or from the pool, whichever holds it now."""
+def offer(m: State, read: ReadId, now: int, out: list[Effect]) -> None:
+    """Offer a read, from the slot or from the pool, whichever holds it now.
+
+    Of a transfer that has failed meanwhile nothing is offered again: the hold goes at once, not
+    when its reader declines or the offer's deadline passes.
+    """
     found = by_rows(m, read)
-    if found is not None:
-        found.read = read
+    if found is None:
+        return
+    found.read = read
+    if m.outgoing[read.transfer].failed:
+        decline(m, found.ref, read, now, out)
+    else:
         out.append(SendOffer(found.spec.peer, Offer(read, found.spec.end, _source(found))))
 
 
@@ -68,7 +76,7 @@ def redirect(m: State, read: ReadId, now: int, out: list[Effect]) -> None:
     found.hold = offered(read, now, m.rules.timing)
     m.count("reads_redirected")
     m.story.record(now, (read, *(f"block{b}" for b in blocks)), "redirected", found.hold)
-    offer(m, read, out)
+    offer(m, read, now, out)
 
 
 def finished(m: State, read: ReadId, out: list[Effect]) -> None:
@@ -270,7 +278,7 @@ def _ask(m: State, found: OutRead, hold: Hold, ask: Ask, now: int, out: list[Eff
         _lift(m, found)
         failed(m, found.read, "not_claimed", now, out)
     elif ask is Ask.OFFER:
-        offer(m, found.read, out)
+        offer(m, found.read, now, out)
     else:
         out.append(SendQuery(hold.executor, found.ref, found.read, ask is Ask.FENCE))
 

@@ -232,7 +232,7 @@ def _perform(
 ) -> None:
     match effect:
         case se.OfferRead(ref, read):
-            outgoing.offer(m, read, out)
+            outgoing.offer(m, read, now, out)
         case se.GrantRead(_, read, executor, claim):
             outgoing.grant(m, read, executor, claim, out)
         case se.RedirectRead(ref, read):

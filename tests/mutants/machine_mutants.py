@@ -113,7 +113,7 @@ MUTANTS: Final = (
         BLOCKS,
         "        if self.lives[block] != life:\n",
         "        if self.lives[block] < life:\n",
-        CAUGHT,
+        ("block machine", "blocks by example", "machine by example"),
     ),
     Mutant(
         "a redirect offers a span that a later save writes",
@@ -132,8 +132,8 @@ MUTANTS: Final = (
     Mutant(
         "ended transfers use up the limit of open ones",
         ARMING,
-        "    running = sum(1 for transfer in m.outgoing.values() if transfer.open)\n",
-        "    running = len(m.outgoing)\n",
+        "        running = sum(1 for transfer in m.outgoing.values() if transfer.open)\n",
+        "        running = len(m.outgoing)\n",
         CAUGHT,
     ),
     # Transfers that arrive ------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from kvd.core.blocks import BlockShape
@@ -26,10 +28,65 @@ SLOW_KINDS = (
 """What kvds say to each other late, together: each set delays the cure of what it delays."""
 
 
+CALM: Mapping[str, Any] = MappingProxyType(
+    {
+        "kill_gap": 0,
+        "kvd_kill_gap": 0,
+        "stop_gap": 0,
+        "partition_gap": 0,
+        "disconnect_gap": 0,
+        "renew_gap": 0,
+    }
+)
+"""No process and no link fails as a whole."""
+
+PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "any": {},
+        # Reads that fail, are denied and begin again while blocks change hands quickly.
+        "hand-off": {
+            **CALM,
+            "arrival": 50 * MS,
+            "request_max": 8,
+            "pool_blocks": 10,
+            "transfer_rate": 0.95,
+            "abort_rate": 0.0,
+            "drop_rate": 0.0,
+            "late_rate": 0.15,
+            "slow_kinds": ("OfferCame", "GrantCame", "ReadAnswered"),
+            "read_failure": 0.3,
+            "read_time": 80 * MS,
+            "compute_time": 1 * MS,
+            "read_attempts": 3,
+        },
+        # Engines that die in the middle of their copies, and are proven dead late.
+        "deaths": {
+            **CALM,
+            "kill_gap": 100 * MS,
+            "proof_delay": 700 * MS,
+            "blind_rate": 0.0,
+            "copy_time": 12 * MS,
+            "hang_rate": 0.1,
+            "hang_time": 1500 * MS,
+        },
+        # Nodes whose kvd starts again and again under running engines.
+        "restarts": {
+            **CALM,
+            "kvd_kill_gap": 400 * MS,
+            "disconnect_gap": 400 * MS,
+            "renew_gap": 500 * MS,
+            "abort_rate": 0.0,
+        },
+    }
+)
+"""What is fixed in some worlds, so that rare chains of events are not as rare."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """One drawn world. Times in ns, rates as probabilities, the rest are counts.
 
+    profile:        which of `PROFILES` overrides what was drawn.
     num_bound:      layers with a slot of their own; the others take turns in `num_rotating`.
     num_shards:     1: rank 0 saves for all ranks; 2: each rank saves and loads its own span.
     lookahead:      how many layers ahead of the computation a slot is taken and loaded.
@@ -94,6 +151,7 @@ class Options:
     keep_ended: int
     transfers_max: int
     read_attempts: int
+    profile: str = "any"
 
     @property
     def timing(self) -> Timing:
@@ -143,7 +201,9 @@ def draw(rng: random.Random) -> Options:
     """Draw a world. Every field is drawn always, so that one new option shifts no other field
     of the same draw."""
     sizes = _draw_sizes(rng)
-    return Options(**sizes, **_draw_paces(rng))
+    options = Options(**sizes, **_draw_paces(rng))
+    name = rng.choice(("any", "any", "any", "hand-off", "deaths", "restarts"))
+    return replace(options, profile=name, **PROFILES[name])
 
 
 def _draw_sizes(rng: random.Random) -> dict[str, Any]:

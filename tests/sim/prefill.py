@@ -63,6 +63,7 @@ class PrefillEngine:
         self.ready = False
         self.closing = False
         self.joins_saves = world.rng.random() < 0.5
+        self.await_rate = world.rng.choice((0.0, 0.8, 1.0))
         self.never_redirects = world.rng.random() < 0.05
         self.requests: dict[str, Request] = {}
         self.queue: list[Request] = []
@@ -301,7 +302,7 @@ class PrefillEngine:
             self.queue.append(request)
             return
         delay = rng.choice((0, 5, 60)) * MS
-        if request.transfer and rng.random() < 0.8:
+        if request.transfer and rng.random() < self.await_rate:
             # Its blocks are kept until they are not needed for a redirect any more.
             deadline = self.world.clock.now + 1500 * MS
             event = ev.TransferAwaited(0, self.scheduler.ref, request.transfer, deadline)
