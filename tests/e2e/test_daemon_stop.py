@@ -44,16 +44,6 @@ def left(kvd: LiveKvd) -> list[str]:
     return sorted(os.listdir(kvd.runtime_dir)) if kvd.runtime_dir.is_dir() else []
 
 
-def memory_of(kvd: LiveKvd) -> set[int]:
-    """Inodes of the memory files that it has open."""
-    directory = f"/proc/{kvd.pid}/fd"
-    return {
-        os.stat(f"{directory}/{name}").st_ino
-        for name in os.listdir(directory)
-        if os.readlink(f"{directory}/{name}").startswith("/memfd:kvd-")
-    }
-
-
 def held(inodes: set[int]) -> list[str]:
     """Mappings of these files in any process."""
     found = []
@@ -169,7 +159,7 @@ def test_killed_with_its_engines_it_leaves_nothing_behind(nursery: Nursery) -> N
                 stages = draw.sample(STAGES[1:], 2)
                 pids = [nursery.start(kvd.runtime_dir, s, f"e{i}") for i, s in enumerate(stages)]
             pause(draw.random() * 0.4)
-            memory = memory_of(kvd)
+            memory = kvd.memory_inodes()
             assert memory or not pids
             assert kvd.process is not None
             kill(kvd.process)

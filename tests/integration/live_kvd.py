@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -68,14 +69,18 @@ class LiveKvd(OwnDaemon):
 
     def descriptors(self) -> list[str]:
         """What its descriptors are open on, sorted."""
-        found = []
+        return sorted(link for link, _ in self._files())
+
+    def memory_inodes(self) -> set[int]:
+        """Inodes of the memory files that it has open."""
+        return {inode for link, inode in self._files() if link.startswith("/memfd:kvd-")}
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        """Link and inode of each descriptor; it opens and closes some meanwhile."""
         directory = Path(f"/proc/{self.pid}/fd")
         for name in os.listdir(directory):
-            try:
-                found.append(os.readlink(directory / name))
-            except FileNotFoundError:
-                continue  # closed meanwhile
-        return sorted(found)
+            with suppress(FileNotFoundError):
+                yield os.readlink(directory / name), os.stat(directory / name).st_ino
 
     def num_fds(self) -> int:
         """How many descriptors it has open."""

@@ -105,8 +105,7 @@ def test_a_reader_that_says_nonsense(producer: LiveKvd, stack: ExitStack, seed: 
     made = Nonsense(seed, names, prefill.incarnation)
     for _ in range(ROUNDS):
         tenancy, read = made.tenancy(), made.read()
-        frame: pm.ToProducer = made.draw.choice(
-            [
+        frames: list[pm.ToProducer] = [
                 pm.Claim(token, BOOT, tenancy, read, made.number()),
                 pm.Decline(token, BOOT, tenancy, read),
                 pm.ReadOver(token, BOOT, tenancy, read, made.draw.random() < 0.5),
@@ -118,9 +117,8 @@ def test_a_reader_that_says_nonsense(producer: LiveKvd, stack: ExitStack, seed: 
                 pm.PeerWelcome(token, BOOT, made.number(), b"y"),
                 pm.PeerRefused(token, BOOT, "busy", {"limit": "x"}),
                 pm.Ping(token, BOOT),
-            ]
-        )  # fmt: skip
-        port.send(frame)
+            ]  # fmt: skip
+        port.send(made.draw.choice(frames))
     port.send(b"\xc1")
     until(lambda: producer.refused("peer_frames.frame_malformed") > seed, "all was looked at")
     assert producer.alive(), producer.log()
@@ -199,15 +197,14 @@ class MadProducer:
         )
         other = BlockLayoutSpec("m", "f", TOKENS, [[Part("main", 3)]], draw.choice([1, 2]))
         layout = draw.choice([LAYOUT, LAYOUT, other, None])
-        return draw.choice(
-            [
-                attach.Mapped(1 << 16, device, layout),
-                attach.Mapped(1 << 16, device, layout),
-                attach.Mapped(1 << 62, device, layout),
-                attach.Mapped(1 << 16),
-                attach.Refused("engine_unknown"),
-            ]
-        )
+        replies: list[attach.AttachReply] = [
+            attach.Mapped(1 << 16, device, layout),
+            attach.Mapped(1 << 16, device, layout),
+            attach.Mapped(1 << 62, device, layout),
+            attach.Mapped(1 << 16),
+            attach.Refused("engine_unknown"),
+        ]
+        return draw.choice(replies)
 
 
 @pytest.mark.slow
@@ -230,8 +227,7 @@ def test_a_producer_that_says_nonsense(
     claims: list[pm.Claim] = []
     for _ in range(ROUNDS // 3):
         token = mad.token
-        link.send(made.draw.choice(
-            [
+        frames: list[pm.ToConsumer] = [
                 pm.Offers(token, boot_id, [
                     pm.OfferItem(made.read(), made.number(), made.source())
                     for _ in range(made.draw.randrange(3))
@@ -244,8 +240,8 @@ def test_a_producer_that_says_nonsense(
                 pm.PeerQuery(token, boot_id, made.tenancy(), made.read(), made.draw.random() < 0.5),
                 pm.MemberGone(token, boot_id, "p", "w", made.draw.choice([7, 8])),
                 pm.Ping(token, boot_id),
-            ]
-        ))  # fmt: skip
+            ]  # fmt: skip
+        link.send(made.draw.choice(frames))
         while link.socket.poll(1):
             frame = link.receive()
             if isinstance(frame, pm.Claim):
