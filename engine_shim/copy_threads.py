@@ -161,9 +161,16 @@ class Loader:
         self, step: Step, state: LayerState, started: int, failure: DeviceError | None
     ) -> None:
         self.time.ended(started)
-        if failure is not None:
-            step.fail(as_step_failure(failure))
-        self._tell(state, ok=failure is None)
+        error: DeviceError | KvdRefused | None = failure
+        if error is None:
+            assert state.tenancy is not None
+            try:
+                self._client.slots.check_loaded(state.tenancy)
+            except KvdRefused as refused:
+                error = refused
+        if error is not None:
+            step.fail(as_step_failure(error))
+        self._tell(state, ok=error is None)
 
     def _tell(self, state: LayerState, *, ok: bool) -> None:
         """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""

@@ -27,6 +27,12 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
+    def check_loaded(self, tenancy: Tenancy) -> None:
+        """What its loads have copied may be used: kvd kept their blocks until now.
+
+        Raises: KvdRefused.
+        """
+
     def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
         """Its loads have ended."""
 

@@ -28,6 +28,9 @@ from kvd.wire.codec import FrameError, attach_reply_codec, attach_request_codec
 from kvd.wire.protocol import ATTACH_BYTES_MAX, PROTOCOL, PROTOCOL_MIN, TOKEN_BYTES, agree
 from kvd_kernels.host import Mapping
 
+FileId = tuple[int, int]
+"""Device and inode of a file."""
+
 FDS_MAX: Final = 8
 POLL_MS_MAX: Final = 1 << 30
 _INT: Final = array.array("i").itemsize
@@ -43,6 +46,7 @@ class Attachment:
     token: bytes
     gate: GateView | None
     pool: Mapping | None
+    pool_file: FileId
 
     def close(self) -> None:
         """End the connection and unmap gate page and pool (which no view may use)."""
@@ -220,6 +224,12 @@ def map_memory(fd: int, num_bytes: int) -> Mapping:
     return Mapping(fd, num_bytes, writable=mode == os.O_RDWR)
 
 
+def file_of(fd: int) -> FileId:
+    """Which file this is, among those that live: device and inode."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
 def _accept(
     sock: socket.socket, reply: Attached, fds: list[int], identity: MemberIdentity
 ) -> Attachment:
@@ -241,6 +251,7 @@ def _accept(
     try:
         with ExitStack() as undo:
             gate = pool = None
+            pool_file = (0, 0)
             if reply.gate_bytes:
                 slots = identity.num_slots
                 gate = GateView(fds[0], reply.gate_bytes, fds[1], sock.fileno(), slots)
@@ -249,7 +260,8 @@ def _accept(
                     raise ValueError("the gate page is of another life of kvd")
             if reply.pool_bytes:
                 pool = map_memory(fds[-1], reply.pool_bytes)
+                pool_file = file_of(fds[-1])
             undo.pop_all()
     except (ValueError, OSError) as error:
         raise KvdRefused("frame_malformed", detail=f"memory of attach.sock: {error}") from error
-    return Attachment(sock, reply.boot_id, reply.token, gate, pool)
+    return Attachment(sock, reply.boot_id, reply.token, gate, pool, pool_file)

@@ -195,6 +195,27 @@ class SlotDesk:
 
     # Steps of a tenancy -----------------------------------------------------------------------
 
+    def check_loaded(self, tenancy: Tenancy) -> None:
+        """To be asked when all loads of the tenancy have ended, before their rows are used.
+
+        While kvd lives it keeps the blocks of a load. If it died before the copy's end, its next
+        life may have given them to somebody else meanwhile: the rows are not to be trusted.
+
+        Raises: KvdRefused(pool_lost).
+        """
+        core = self._core
+        with core.lock:
+            session = core.session
+            gate = session.gate if session is not None else None
+            is_kept = (
+                core.state is LinkState.ATTACHED
+                and tenancy.generation == core.generation
+                and gate is not None
+                and not gate.hung_up()
+            )
+        if not is_kept:
+            raise KvdRefused("pool_lost", what=f"the loads of slot {tenancy.slot}")
+
     def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
         """All loads of the tenancy have ended; not ok poisons its rows.
 

@@ -47,6 +47,10 @@ class GateView:
         """See `GateWaiter.wait_free`; after `close` every wait ends with ("hangup", -1)."""
         return self._waiter.wait_free(slot, after_epoch, timeout_ns, spin_ns=spin_ns)
 
+    def hung_up(self) -> bool:
+        """Whether kvd, or our connection to it, has ended by now; asks the kernel."""
+        return self._waiter.hung_up()
+
     def word(self, slot: int) -> int:
         """The slot's word as it is now; not after `close`."""
         return self._page.load_u64(word_offset(slot))

@@ -215,10 +215,11 @@ def install(core: Core, greeted: Greeted) -> None:
         else:
             core.stream.replace(reply.next_no, greeted.mark, reply.batch_items_max)
             core.generation += 1
-        if reply.boot_id == core.boot_id and core.pool is not None:
-            spare = attachment.pool  # the same memory is mapped already
+        if core.pool is not None and attachment.pool_file == core.pool_file:
+            spare = attachment.pool  # the same memory is mapped already, whichever kvd has it
         else:
             spare, core.pool = core.pool, attachment.pool
+            core.pool_file = attachment.pool_file
             retired = list(core.regions.values())
             core.regions.clear()
         attachment.pool = None

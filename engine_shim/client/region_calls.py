@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import socket
 
-from engine_shim.client.attaching import close_all, decode_reply, map_memory, receive
+from engine_shim.client.attaching import (
+    FileId,
+    close_all,
+    decode_reply,
+    file_of,
+    map_memory,
+    receive,
+)
 from engine_shim.client.errors import KvdRefused
 from engine_shim.client.session import Core, MapCall, SessionLost
 from kvd.wire.attach import Mapped, MapRegion
@@ -62,27 +69,33 @@ class RegionCalls:
     def _settle(self, call: MapCall, data: bytes, fds: list[int]) -> None:
         core = self._core
         try:
-            mapping = _map(data, fds)
+            mapping, file = _map(data, fds)
         except KvdRefused as refusal:
             with core.lock:
                 core.requests.refuse(call.number, refusal)
                 core.room.notify_all()
             return
         with core.lock:
-            # Kept even when the caller has gone: whoever asks next finds it.
-            kept = core.regions.setdefault(call.region, mapping)
-        if kept is not mapping:
-            mapping.close()
+            # Kept even when the caller has gone: whoever asks next finds it. What is mapped
+            # already stays, unless a later kvd has other memory of that name.
+            spare = core.regions.get(call.region)
+            if spare is not None and core.region_files[call.region] == file:
+                spare = mapping
+            else:
+                core.regions[call.region] = mapping
+                core.region_files[call.region] = file
+        if spare is not None:
+            core.retired.add([spare])
         with core.lock:
             core.requests.answer(call.number, None)
             core.room.notify_all()
 
 
-def _map(data: bytes, fds: list[int]) -> Mapping:
+def _map(data: bytes, fds: list[int]) -> tuple[Mapping, FileId]:
     reply = decode_reply(data)
     if not isinstance(reply, Mapped) or len(fds) != 1:
         raise KvdRefused("frame_malformed", detail="this is not the memory of a region")
     try:
-        return map_memory(fds[0], reply.num_bytes)
+        return map_memory(fds[0], reply.num_bytes), file_of(fds[0])
     except (ValueError, OSError) as error:
         raise KvdRefused("frame_malformed", detail=f"memory of a region: {error}") from error

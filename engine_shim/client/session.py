@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
 from engine_shim.client.events import EventStream, Ticket
 from engine_shim.client.gate_view import GateView
@@ -111,7 +112,10 @@ class Core:
         self.outbox: deque[tuple[int, bytes]] = deque()
         self.map_calls: deque[MapCall] = deque()
         self.pool: Mapping | None = None
+        self.pool_file: FileId = (0, 0)
+        """Device and inode of the pool's file: a later kvd that took it over has the same."""
         self.regions: dict[str, Mapping] = {}
+        self.region_files: dict[str, FileId] = {}
         self.retired = RetiredMappings()
         self.gate_waits: Counter[str] = Counter()
         self.gate_wakes = self.gate_spins = 0

@@ -34,6 +34,7 @@ examples:
   kvd --set pool.size=64GiB                  the same with a pool of 64 GiB
   kvd --check-config --config ./kvd.toml     say everything that is wrong with a file, and end
   kvd --runtime-dir /run/kvd-2               a second daemon beside the first
+  kvd --hold                                 keep the memory of the kvd in /run/kvd (see pool.owner)
 
 exit codes: 0 stopped as asked, 1 refused to start, or asked twice to stop, 2 wrong usage,
             70 kvd contradicted itself
@@ -65,6 +66,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
     made.add_argument("--log-format", metavar="FORMAT", help="json, console or auto")
     made.add_argument("--check-config", action="store_true", help="check the configuration and end")
+    made.add_argument(
+        "--hold",
+        action="store_true",
+        help="be the holder: keep the memory of this runtime directory's kvd while that is down",
+    )
+    made.add_argument(
+        "--hold-ttl",
+        metavar="TIME",
+        help="with --hold: give the memory up when no kvd comes for so long (default: "
+        "pool.hold_ttl)",
+    )
+    # How a daemon starts its own holder.
+    made.add_argument("--hold-once", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--hold-ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     made.add_argument("--version", action="version", version=f"kvd {__version__}")
     return made
 
@@ -97,9 +112,14 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.check_config:
         print(f"kvd: the configuration is good ({_source(args.config)})")
         return EXIT_OK
-    from kvd.cli.serve import serve
-
     try:
+        if args.hold:
+            from kvd.cli.hold import hold_memory
+
+            hold_memory(loaded.config, once=args.hold_once, ready_fd=args.hold_ready_fd)
+            return EXIT_OK
+        from kvd.cli.serve import serve
+
         return serve(loaded)
     except KvdError as error:
         print(f"kvd: {error}", file=sys.stderr)
@@ -121,6 +141,7 @@ def _flags(args: argparse.Namespace) -> dict[str, str]:
         ("runtime_dir", "server.runtime_dir"),
         ("log_level", "server.log_level"),
         ("log_format", "server.log_format"),
+        ("hold_ttl", "pool.hold_ttl"),
     ):
         value = getattr(args, name)
         if value is not None:

@@ -80,6 +80,8 @@ def _facts(status: Status) -> Table:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     grid.add_row("memory", status.memory.note)
+    if status.memory.last_life:
+        grid.add_row("", status.memory.last_life)
     for name, text in _pool_facts(status.pool):
         grid.add_row(name, text)
     hits = status.hits

@@ -26,6 +26,7 @@ from kvd.config.limits import LimitsConfig
 _UID_MAX: Final = 2**32 - 2  # 2^32 - 1 means "no uid" to the kernel
 
 HugePages = Literal["require", "prefer", "off"]
+Owner = Literal["auto", "fdstore", "holder", "none"]
 
 
 class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -104,6 +105,21 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "require: start only with huge pages of the kernel's pool (vm.nr_hugepages). prefer: use "
         "them when enough are free, else ordinary pages, and say so in the status. off: ordinary "
         "pages. Huge pages make populating three times and scattered reads 1.5 times faster.",
+    )
+    owner: Owner = choice_field(
+        "auto",
+        "auto fdstore holder none",
+        "Who keeps the memory while kvd is down, so that its next life finds every block again. "
+        "fdstore: systemd (FileDescriptorStoreMax= in the unit); over a stop and start only from "
+        "systemd 254 on. holder: a tiny process, `kvd --hold`; a unit of its own under systemd. "
+        "auto: the store where it survives a stop, else the holder, which kvd starts itself where "
+        "no service manager does. none: nobody, the pool ends with kvd.",
+    )
+    hold_ttl: Nanoseconds = duration_field(
+        "10min",
+        "1s",
+        "24h",
+        "How long a holder that kvd starts keeps the memory when kvd does not come back.",
     )
     populate_step: Bytes = size_field(
         "64MiB",

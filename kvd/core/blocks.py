@@ -69,6 +69,26 @@ class BlockTable:
             self.changes = Changes()
         return changes
 
+    def adopt_ready(self, block: int, key: BlockKey, tokens: int) -> bool:
+        """A block is ready already; False: another one has its key."""
+        if self.index.get(*key) is not None:
+            return False
+        self._set(block, BlockState.READY)
+        self.keys[block] = (key, tokens)
+        self.index.put(*key, block)
+        self.policy.admit(block)
+        return True
+
+    def adopt_filling(self, block: int, owner: RequestKey) -> None:
+        """A block may be being written; `owner` keeps it until it unpins it."""
+        self._set(block, BlockState.FILLING)
+        self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
+        self.pins[block] = {owner}
+
+    def rebuild_free(self) -> None:
+        """After the adoption: what was not adopted is free."""
+        self.free = [b for b in range(self.total - 1, -1, -1) if self.state[b] == BlockState.RESET]
+
     # Pins -----------------------------------------------------------------------------------
 
     def pin(self, block: int, pin: Pin) -> None:

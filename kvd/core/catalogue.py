@@ -71,6 +71,13 @@ _ROWS: Final = (
         "Create it with mode 0700 for this user, or choose another with --runtime-dir.",
     ),
     ErrorSpec(
+        "owner_unavailable",
+        507,
+        _N,
+        "{owner} cannot keep the memory: {detail}",
+        "See pool.owner; with pool.owner = none the pool ends with kvd.",
+    ),
+    ErrorSpec(
         "starting",
         503,
         _S,

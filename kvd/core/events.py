@@ -6,6 +6,7 @@ exactly one `Reply` or `Refuse`. Handle 0 means that nobody waits.
 
 from __future__ import annotations
 
+from kvd.core.adopted import NodeAdopted
 from kvd.core.blocks import BlockShape
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, SlotRef
@@ -52,6 +53,7 @@ __all__ = [
     "MemberDied",
     "MemberJoined",
     "MemberSilent",
+    "NodeAdopted",
     "OfferCame",
     "PeerLost",
     "QueryCame",
@@ -274,7 +276,8 @@ class Tick:
 
 
 Event = (
-    MemberJoined
+    NodeAdopted
+    | MemberJoined
     | MemberDied
     | MemberSilent
     | LookedUp

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from kvd.core import arming, incoming, members, outgoing, pool_ops, regions, slot_ops
+from kvd.core import adoption, arming, incoming, members, outgoing, pool_ops, regions, slot_ops
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -72,6 +72,7 @@ def _ticked(m: State, _: ev.Tick, now: int, out: list[Effect]) -> None:
         arming.forget_ended(m, m.settings.keep_ended)
     pool_ops.flush(m, out)
     members.sweep_leaving(m, out)
+    adoption.settle(m, now, out)
 
 
 def _awaited(m: State, e: ev.TransferAwaited, now: int, out: list[Effect]) -> None:
@@ -147,6 +148,7 @@ def _query_came(m: State, e: ev.QueryCame, _: int, out: list[Effect]) -> None:
 _Handler = Callable[[State, Any, int, list[Effect]], None]
 
 _HANDLERS: Final[dict[type, _Handler]] = {
+    ev.NodeAdopted: adoption.adopted,
     ev.MemberJoined: members.joined,
     ev.MemberDied: members.died,
     ev.MemberSilent: _silent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvd.core import arming, copies, outgoing, slot_ops
+from kvd.core import adoption, arming, copies, outgoing, slot_ops
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -41,8 +41,11 @@ def joined(m: State, e: ev.MemberJoined, now: int, out: list[Effect]) -> None:
         _announce(m, member, said, now)
     engine.members[e.ref.member] = member
     m.members[e.ref] = member
+    m.roster += 1
+    adoption.came_back(m, e.ref)
     m.story.record(now, (e.ref,), e, "joined")
     _publish(member, out)
+    adoption.settle(m, now, out)
     out.append(_joined_reply(m, e.reply, member))
 
 
@@ -117,7 +120,8 @@ def _check_pool(m: State, e: ev.MemberJoined, engine: Engine, out: list[Effect])
     pool = m.pool
     if pool is None or pool.stride != layout.stride or pool.blocks.shape != layout.shape:
         users = [other.name for other in m.engines.values() if other.layout is not None]
-        if pool is not None and (users or pool.blocks.pins):
+        # Members of the last life that have not said hello have maps of the pool as it is.
+        if pool is not None and (users or pool.blocks.pins or m.absent):
             raise _mismatch(
                 e, f"block stride {layout.stride}", f"block stride {pool.stride}", "the pool"
             )
@@ -190,6 +194,9 @@ def died(m: State, e: ev.MemberDied, now: int, out: list[Effect]) -> None:
     Its computing, saving and loading have stopped. Reads that nobody claimed are revoked; granted
     ones go on (the rows are final), and the member's memory is kept until they have ended.
     """
+    if e.ref in m.absent:
+        adoption.absent_died(m, e.ref, now, out)
+        return
     member = m.members.get(e.ref)
     if member is None or member.leaving:
         return
@@ -230,6 +237,7 @@ def sweep_leaving(m: State, out: list[Effect]) -> None:
         if not member.leaving or member.held:
             continue
         del m.members[ref]
+        m.roster += 1
         out.append(DropMember(ref))
         engine = m.engines[ref.engine]
         if engine.members.get(ref.member) is member:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvd.core import events as ev
 from kvd.core import results as res
+from kvd.core.block_types import POISONED
 from kvd.core.blocks import BlockTable, CommitStatus
 from kvd.core.effects import ClearHeaders, Effect, MarkFilling, Reply, WriteHeader
 from kvd.core.errors import LocalError
@@ -188,8 +189,10 @@ def flush(m: State, out: list[Effect]) -> None:
     if changes.evicted or changes.freed:
         m.counters["blocks_evicted"] += len(changes.evicted)
         out.append(ClearHeaders((*changes.evicted, *changes.freed)))
-    if changes.poisoned:
-        out.append(ClearHeaders(tuple(changes.poisoned)))
+    # Not free before its last writer and reader have gone: the next life of kvd must know that.
+    kept = tuple([block for block in changes.poisoned if table.state[block] == POISONED])
+    if kept:
+        out.append(MarkFilling(kept))
     for block in changes.ready:
         if block not in table.keys:
             continue

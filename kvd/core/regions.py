@@ -58,6 +58,7 @@ def made(m: State, e: ev.RegionMade, out: list[Effect]) -> None:
         out.extend(Refuse(reply, error) for reply in region.askers)
         return
     region.ready = True
+    m.roster += 1
     out.extend(Reply(reply, res.Done()) for reply in region.askers)
     region.askers.clear()
     free_dropped(m, out)
@@ -135,4 +136,5 @@ def free_dropped(m: State, out: list[Effect]) -> None:
         )
         if not copying:
             del m.regions[region.name]
+            m.roster += 1
             out.append(FreeRegion(region.name))

@@ -246,7 +246,12 @@ class Region:
 
 @dataclass(slots=True)
 class State:
-    """Everything."""
+    """Everything.
+
+    roster: grows with every change of what the next life of kvd must know beside the blocks:
+            the pool's layout, members, regions.
+    absent, inherited_blocks, inherited_saves: see `adoption`.
+    """
 
     settings: Settings
     index: BlockIndex
@@ -264,6 +269,10 @@ class State:
     counters: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     next_claim: int = 1
     next_sweep: int = 0
+    roster: int = 0
+    absent: set[MemberRef] = field(default_factory=set)
+    inherited_blocks: list[int] = field(default_factory=list)
+    inherited_saves: set[SlotRef] = field(default_factory=set)
 
     def count(self, what: str) -> None:
         """Add one to a counter; names are fixed strings of the code, never input."""
@@ -288,9 +297,13 @@ class State:
             raise LocalError("not_scheduler", member=ref)
         return self.engines[ref.engine]
 
-    def make_pool(self, shape: BlockShape, stride: int, digest: bytes) -> Pool:
-        """Format the pool for a layout; what was in it is forgotten."""
-        total = min(self.settings.pool_bytes // stride, self.settings.block_max)
+    def make_pool(
+        self, shape: BlockShape, stride: int, digest: bytes, total: int | None = None
+    ) -> Pool:
+        """Format the pool for a layout; what was in it is forgotten. total: blocks, if known."""
+        if total is None:
+            total = min(self.settings.pool_bytes // stride, self.settings.block_max)
         self.index.clear()
+        self.roster += 1
         self.pool = Pool(stride, digest, BlockTable(total, shape, self.index, LruPolicy()))
         return self.pool

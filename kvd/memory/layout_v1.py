@@ -132,6 +132,18 @@ class MetaTable:
         mapping.store_u64(0, int.from_bytes(MAGIC, "little"))
         return cls(mapping)
 
+    @classmethod
+    def shrink(cls, mapping: MetaMapping, superblock: Superblock) -> MetaTable:
+        """Write a superblock of fewer blocks over headers that stay as they are.
+
+        Raises: ValueError: a field out of range; nothing has been written then.
+        """
+        _check_superblock(superblock, mapping.size)
+        mapping.store_u64(0, 0)
+        mapping.write_bytes(8, _pack_superblock(superblock)[8:])
+        mapping.store_u64(0, int.from_bytes(MAGIC, "little"))
+        return cls(mapping)
+
     @property
     def superblock(self) -> Superblock:
         """Shape of the pool, checked at open."""

@@ -14,6 +14,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -114,6 +115,35 @@ class MemfdRegion:
             undo.pop_all()
         return cls(name, fd, mapping, plan, survives)
 
+    @classmethod
+    def adopt(cls, name: str, fd: int, asked: int, *, survives: tuple[str, ...]) -> MemfdRegion:
+        """Map a region that an earlier life of the daemon made, content and all.
+
+        Args:
+            fd: of the memfd; owned by the region from now on, on an error by the caller.
+            asked: what the configuration or the engine asks for now, bytes.
+
+        Raises: ValueError: no such file. LocalError(memory_short): it cannot be mapped.
+        """
+        _check_name(name)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            raise ValueError(f"what was kept as {name} is no memory")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ValueError(f"what was kept as {name} is not sealed")
+        kind: PageKind = "hugetlb" if status.st_blksize > os.sysconf("SC_PAGE_SIZE") else "base"
+        reason = "taken over from the last life of kvd"
+        plan = PagePlan(asked, kind, status.st_blksize, status.st_size, False, reason)
+        try:
+            mapping = Mapping(fd, status.st_size, writable=True)
+        except OSError as error:
+            raise _refusal(name, plan, plan.size, error) from error
+        made = cls(name, fd, mapping, plan, survives)
+        # Resident already, as far as it was: only what an early death left out is populated.
+        if status.st_blocks * 512 >= status.st_size:
+            made._populated = status.st_size
+        return made
+
     @property
     def name(self) -> str:
         """The name given at create."""
@@ -133,6 +163,11 @@ class MemfdRegion:
     def size(self) -> int:
         """Bytes of the file."""
         return self._plan.size
+
+    @property
+    def page_size(self) -> int:
+        """Bytes of one page, as planned."""
+        return self._plan.page_size
 
     @property
     def populated(self) -> int:

@@ -118,6 +118,15 @@ def _unusable(path: Path, detail: str) -> LocalError:
     return LocalError("runtime_dir_unusable", path=path, detail=detail)
 
 
+def ensure_directory(path: Path, *, others_may_enter: bool = False) -> None:
+    """Create the directory when absent and check it, without taking its lock.
+
+    Args and errors: as `RuntimeDir.acquire`.
+    """
+    _check_lengths(path)
+    os.close(_open_directory(path, 0o711 if others_may_enter else 0o700))
+
+
 def _check_lengths(path: Path) -> None:
     if not path.is_absolute():
         raise _unusable(path, "the path is relative")

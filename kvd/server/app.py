@@ -1,7 +1,8 @@
 """The daemon: parts in the order in which they start, and in the reverse order they stop.
 
 1. configuration, runtime directory and its lock, the first probe's answer (the caller has them)
-2. the pool is planned; what cannot be had is refused before an engine can attach
+2. the pool of the last life is taken over, or a new one planned; what cannot be had is refused
+   before an engine can attach
 3. admin.sock shows the node (STARTING, percent), attach.sock and engine.sock listen
 4. the pool is populated in a worker thread; then everything else is answered, too
 5. on SIGTERM or SIGINT: requests are refused, copies end, memory is given back
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from kvd.core.errors import InvariantError, KvdError, LocalError
+from kvd.memory.sd_notify import notify
 from kvd.server.attach_socket import AttachSocket
 from kvd.server.collector import Collector
 from kvd.server.consumer_links import ConsumerLinks
 from kvd.server.ipc import EngineSocket
+from kvd.server.last_life import LastLife
 from kvd.server.live_view import LiveView
 from kvd.server.node import TICK_SECONDS, Node
+from kvd.server.owner_watch import OwnerWatch
 from kvd.server.producer_links import ProducerLinks
-from kvd.server.sd_notify import notify
 
 if TYPE_CHECKING:
     from kvd.memory.runtime import RuntimeDir
@@ -59,6 +62,8 @@ class Daemon:
         self._stop = stop
         self._bug: InvariantError | None = None
         self._has_started = False
+        self._last_life = LastLife(node)
+        self._owner_watch = OwnerWatch(node)
         self._collector = Collector()
         self._meter.relief = self._collector.young
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -75,7 +80,9 @@ class Daemon:
         """
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
         try:
-            self._node.memory.make_pool()
+            await self._node.memory.make_pool(self._runtime.hold_socket)
+            self._last_life.adopt()
+            self._owner_watch.start()
             await self._listen()
             await self._populate()
             await self._stop.wait()
@@ -193,7 +200,9 @@ class Daemon:
         if self._attach is not None:
             self._attach.close()
         node.close_sessions()
-        node.memory.close()
+        self._last_life.close()
+        await self._owner_watch.close()
+        node.memory.close(keep=self._bug is not None)
         if self._context is not None:
             # What a start that failed half way left open would be waited for without end.
             self._context.destroy()

@@ -19,7 +19,8 @@ import zmq
 from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import KvdError, LocalError, PeerError
-from kvd.core.ids import MemberRef, ReadId, kvd_executor
+from kvd.core.ids import MemberRef, kvd_executor
+from kvd.core.transfer_types import SourceKind
 from kvd.plan.layout import RegionLayout
 from kvd.server import peer_translate as tr
 from kvd.server.handshake import agreed
@@ -300,9 +301,12 @@ class ConsumerLinks:
         copy = partial(_copy, effect, link.attachment, destination)
         future = asyncio.wrap_future(self._copies.submit(copy))
         self._running.add(future)
-        future.add_done_callback(partial(self._copied, effect.read))
+        future.add_done_callback(partial(self._copied, effect, link.attachment))
 
-    def _copied(self, read: ReadId, future: asyncio.Future[int]) -> None:
+    def _copied(
+        self, effect: ef.StartCopy, attachment: ReaderAttachment, future: asyncio.Future[int]
+    ) -> None:
+        read = effect.read
         self._running.discard(future)
         if future.cancelled():
             return
@@ -313,7 +317,12 @@ class ConsumerLinks:
             self._node.apply(ev.CopyEnded(read, False, str(error)[:200]))
         else:
             self._node.counters["copies_bytes"] += moved
-            self._node.apply(ev.CopyEnded(read, True))
+            if effect.source.kind is SourceKind.POOL and attachment.has_ended():
+                # Its pool outlives that kvd: the next one may have given the blocks away meanwhile.
+                self._node.counters["copies_distrusted"] += 1
+                self._node.apply(ev.CopyEnded(read, False, "peer_gone"))
+            else:
+                self._node.apply(ev.CopyEnded(read, True))
 
     def _destination(self, effect: ef.StartCopy) -> shm.Destination | None:
         node = self._node

@@ -12,7 +12,7 @@ from kvd.memory.region import RegionSnapshot
 from kvd.server.consumer_links import ConsumerLinks
 from kvd.server.loop_meter import LoopMeter
 from kvd.server.node import Node
-from kvd.server.node_view import LinkInfo, Phase, SessionInfo
+from kvd.server.node_view import Holding, LinkInfo, Phase, SessionInfo
 from kvd.server.producer_links import ProducerLinks
 from kvd.server.sessions import MemberSession, ReaderSession
 
@@ -57,6 +57,13 @@ class LiveView:
     def regions(self) -> Sequence[RegionSnapshot]:
         """See `NodeView`."""
         return self._node.memory.snapshots()
+
+    def holding(self) -> Holding:
+        """See `NodeView`."""
+        memory = self._node.memory
+        owner = memory.owner
+        wanted = self._node.config.pool.owner
+        return Holding(owner.name, wanted, owner.survives, memory.note)
 
     def sessions(self) -> Sequence[SessionInfo]:
         """See `NodeView`."""

@@ -6,60 +6,148 @@ Everything that touches many pages runs in one worker thread; the loop only sees
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from kvd.config.model import Config
+from kvd.core.adopted import AdoptedBlocks
 from kvd.core.effects import FormatPool, WriteHeader
-from kvd.core.errors import KvdError
+from kvd.core.errors import KvdError, LocalError
 from kvd.core.events import RegionMade, RegionSpec
+from kvd.core.ids import MemberRef
+from kvd.memory.inheritance import META, POOL, RECORD, Inheritance, Wanted, inherit, read_headers
 from kvd.memory.layout_v1 import MetaTable, Superblock, meta_bytes
 from kvd.memory.memory_info import read_memory_info
+from kvd.memory.node_record import RECORD_BYTES, NodeRecord, RecordFile
+from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all, kept_member, kept_region
+from kvd.memory.owners.choose import choose_owner, find_owner
 from kvd.memory.preflight import check_memory
 from kvd.memory.region import MemfdRegion, RegionSnapshot, make_region
 
-SURVIVES = ("engine",)
-"""Until something outside this process keeps the files, content ends with kvd."""
-
 
 class MemoryKeeper:
-    """Owns every region of this kvd."""
+    """Owns every region of this kvd; what must survive it is kept by the owner, too."""
 
     def __init__(self, config: Config) -> None:
         """Nothing is allocated before `make_pool`."""
         self._config = config
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvd-memory")
         self._stopping = threading.Event()
+        self.owner: MemoryOwner = NoOwner()
+        self._hold_socket = Path()
+        self.note = ""
+        """What became of the memory of an earlier life, and of the owner that was asked for."""
+        self.inherited: Inheritance | None = None
+        """What was taken over; its pidfds are for whoever watches these members."""
         self._data: MemfdRegion | None = None
         self._meta_region: MemfdRegion | None = None
-        self._fresh_meta: MemfdRegion | None = None
+        self._record_region: MemfdRegion | None = None
+        self._record: RecordFile | None = None
         self._meta: MetaTable | None = None
+        self._is_fresh = True
         self._regions: dict[str, MemfdRegion] = {}
         self._snapshots: dict[MemfdRegion, RegionSnapshot] = {}
 
     # The pool ---------------------------------------------------------------------------------
 
-    def make_pool(self) -> None:
-        """Make the pool's data region; refuses before anything is allocated.
+    async def make_pool(self, hold_socket: Path) -> None:
+        """Take the pool over from an earlier life, or make a new one; not yet populated.
 
-        Raises: LocalError(memory_short | hugepages_short).
+        Raises: LocalError(memory_short | hugepages_short | owner_unavailable); nothing is
+            allocated then.
         """
-        pool = self._config.pool
-        self._data = make_region(
-            "pool", pool.size, pool.huge_pages, pool.headroom, survives=SURVIVES
-        )
-        self._fresh_meta = self._make_meta()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._make_pool, hold_socket)
 
-    def _make_meta(self) -> MemfdRegion:
-        """Headers for the most blocks there can be; pages come as they are written."""
-        return make_region(
-            "pool-meta", meta_bytes(self._most_blocks()), "off", 0, survives=SURVIVES
+    def lose_owner(self) -> None:
+        """The owner is gone: what it kept lives on here alone."""
+        self.owner.close()
+        self.owner = NoOwner()
+        self.note = "the owner of the memory is gone; another one is looked for"
+
+    async def renew_owner(self, pidfds: dict[str, int]) -> None:
+        """Find an owner again and give it everything.
+
+        Args: pidfds: of the members, by the name that they are kept under; the caller's.
+        Raises: LocalError(owner_unavailable).
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._renew_owner, pidfds)
+
+    def _renew_owner(self, pidfds: dict[str, int]) -> None:
+        """Runs in the worker thread."""
+        pool = self._config.pool
+        owner = choose_owner(pool.owner, self._hold_socket, pool.hold_ttl / 1e9, os.environ)
+        try:
+            close_all(owner.take())  # of nobody: one kvd holds this runtime directory
+            for region in (self._data, self._meta_region, self._record_region):
+                if region is not None:
+                    owner.keep(region.name, region.fd)
+            for name, region in self._regions.items():
+                owner.keep(kept_region(name), region.fd)
+            for name, pidfd in pidfds.items():
+                owner.keep(name, pidfd)
+            owner.confirm()
+        except LocalError:
+            owner.close()
+            raise
+        self.owner, self.note = owner, ""
+
+    def _make_pool(self, hold_socket: Path) -> None:
+        """Runs in the worker thread: a holder may have to be started."""
+        pool = self._config.pool
+        self._hold_socket = hold_socket
+        self.owner, unkept = find_owner(pool.owner, hold_socket, pool.hold_ttl)
+        wanted = Wanted(pool.size, pool.block_count_max, pool.huge_pages)
+        kept = self.owner.take()
+        names = set(kept)
+        self.inherited, self.note = inherit(kept, wanted, self.owner.survives)
+        self.note = self.note or unkept
+        used = self._take_over(self.inherited) if self.inherited is not None else set()
+        for name in names - used:
+            self.owner.drop(name)
+        if self.inherited is not None:
+            return
+        self._data = make_region(
+            POOL, pool.size, pool.huge_pages, pool.headroom, survives=self.owner.survives
         )
+        # Headers for the most blocks there can be; pages come as they are written.
+        self._meta_region = self._make_small(META, meta_bytes(self._most_blocks()))
+        self._record_region = self._make_small(RECORD, RECORD_BYTES)
+        self._record = RecordFile(self._record_region.mapping)
+        for region in (self._data, self._meta_region, self._record_region):
+            self.owner.keep(region.name, region.fd)
+        self.owner.confirm()
+
+    def _make_small(self, name: str, num_bytes: int) -> MemfdRegion:
+        return make_region(name, num_bytes, "off", 0, survives=self.owner.survives)
+
+    def _take_over(self, found: Inheritance) -> set[str]:
+        """Returns the names under which what is used is kept."""
+        self._data, self._meta_region = found.data, found.meta
+        self._record_region, self._record = found.record_region, found.record
+        self._meta, self._is_fresh = found.table, False
+        self._regions.update(found.regions)
+        return {POOL, META, RECORD, *found.pidfds, *map(kept_region, found.regions)}
 
     def _most_blocks(self) -> int:
         return min(self._config.pool.block_count_max, self._config.pool.size // 64 + 1)
+
+    def adopted_blocks(self) -> AdoptedBlocks:
+        """Read the headers that were taken over; what is torn is freed. Milliseconds per 10,000."""
+        return read_headers(self._meta) if self._meta is not None else AdoptedBlocks()
+
+    def write_record(self, record: NodeRecord) -> None:
+        """Record what the next life must know of this one beside the blocks.
+
+        Raises: ValueError: it is too large.
+        """
+        if self._record is not None:
+            self._record.write(record)
 
     @property
     def pool(self) -> MemfdRegion | None:
@@ -104,17 +192,13 @@ class MemoryKeeper:
     # Headers ----------------------------------------------------------------------------------
 
     def format_pool(self, effect: FormatPool) -> None:
-        """Headers for a new layout: memory that was never written, so nothing is zeroed here."""
-        old = self._meta_region
+        """Headers for a new layout; memory that was never written needs no zeros."""
         assert self._data is not None
-        region = self._fresh_meta or self._make_meta()
-        self._fresh_meta = None
+        assert self._meta_region is not None
         block = Superblock(effect.stride, effect.total, self._data.size, effect.digest)
-        self._meta = MetaTable.format(region.mapping, block, fresh=True)
-        self._meta_region = region
-        if old is not None:
-            self._snapshots.pop(old, None)
-            self._worker.submit(old.close)
+        mapping = self._meta_region.mapping
+        self._meta = MetaTable.format(mapping, block, fresh=self._is_fresh)
+        self._is_fresh = False
 
     def mark_filling(self, blocks: tuple[int, ...]) -> None:
         """Record that blocks are being filled."""
@@ -160,13 +244,14 @@ class MemoryKeeper:
             self._config.regions.huge_pages,
             self._config.pool.headroom,
             setting="regions.size_max",
-            survives=SURVIVES,
+            survives=self.owner.survives,
         )
         try:
             self._populate(region, "regions.size_max")
         except KvdError:
             region.close()
             raise
+        self.owner.keep(kept_region(name), region.fd)
         self._regions[name] = region
 
     def region(self, name: str) -> MemfdRegion | None:
@@ -178,7 +263,24 @@ class MemoryKeeper:
         region = self._regions.pop(name, None)
         if region is not None:
             self._snapshots.pop(region, None)
-            self._worker.submit(region.close)
+            self._worker.submit(self._free_region, name, region)
+
+    def _free_region(self, name: str, region: MemfdRegion) -> None:
+        self.owner.drop(kept_region(name))
+        region.close()
+
+    # Members ----------------------------------------------------------------------------------
+
+    def keep_member(self, ref: MemberRef, pidfd: int) -> None:
+        """Let the next life of kvd be able to tell whether this process has ended."""
+        try:
+            self.owner.keep(kept_member(ref), pidfd)
+        except LocalError:
+            self.lose_owner()  # whoever watches it finds another, which gets this one, too
+
+    def drop_member(self, ref: MemberRef) -> None:
+        """The process has ended, or touches nothing more."""
+        self.owner.drop(kept_member(ref))
 
     # All --------------------------------------------------------------------------------------
 
@@ -188,7 +290,7 @@ class MemoryKeeper:
 
     def snapshots(self) -> list[RegionSnapshot]:
         """What every region is, without asking the kernel again."""
-        regions = [self._data, self._meta_region, *self._regions.values()]
+        regions = [self._data, self._meta_region, self._record_region, *self._regions.values()]
         return [self._snapshot(region) for region in regions if region is not None]
 
     def _snapshot(self, region: MemfdRegion) -> RegionSnapshot:
@@ -202,16 +304,22 @@ class MemoryKeeper:
         """Let a population under way end early."""
         self._stopping.set()
 
-    def close(self) -> None:
-        """Give everything back; waits for what the worker is doing."""
+    def close(self, *, keep: bool) -> None:
+        """Give everything back; waits for what the worker is doing.
+
+        Args: keep: kvd did not stop as asked; its next life is to find everything.
+        """
         self._stopping.set()
         self._worker.shutdown(wait=True)
-        owned = [self._data, self._meta_region, self._fresh_meta, *self._regions.values()]
+        owned = [self._data, self._meta_region, self._record_region, *self._regions.values()]
         for region in owned:
             if region is not None:
                 region.close()
-        self._data = self._meta_region = self._fresh_meta = self._meta = None
+        self._data = self._meta_region = self._record_region = self._meta = None
         self._regions.clear()
+        if not keep:
+            self.owner.release()
+        self.owner.close()
 
 
 def _file_name(region: str) -> str:

@@ -62,7 +62,9 @@ class MemoryView(Model):
     """Who owns the host memory and what its content outlives."""
 
     provider: str = Field(description="memfd, or empty while there is no memory yet.")
+    owner: str = Field(description="Who keeps it beside kvd: holder, fdstore or none.")
     survives: list[str] = Field(description="Whose death the content outlives.")
+    last_life: str = Field(description="What became of an earlier kvd's memory; may be empty.")
     note: str = Field(description="The same for people.")
 
 

@@ -20,9 +20,10 @@ from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import InvariantError
 from kvd.core.holds import Timing
-from kvd.core.ids import kvd_executor
+from kvd.core.ids import MemberRef, kvd_executor
 from kvd.core.machine import Machine
 from kvd.core.state import Limits, Settings, State
+from kvd.server.last_life import record_of
 from kvd.server.logs import Logs
 from kvd.server.loop_meter import LoopMeter
 from kvd.server.memory_keeper import MemoryKeeper
@@ -92,8 +93,12 @@ class Node:
         self.is_stopping = False
         self.on_forgotten: list[Callable[[MemberSession], None]] = []
         """Called before a member's session is dropped, while its descriptors are still open."""
+        self.on_joined: list[Callable[[MemberRef], None]] = []
+        """Called with each member that said hello, once it is recorded."""
         self._woken: dict[bytes, MemberSession] = {}
         self._gates_stored = 0
+        self._recorded = 0
+        self._kept: set[MemberRef] = set()
         self._performers: Final[dict[type, Callable[[Any], None]]] = {
             ef.StoreGate: self._store_gate,
             ef.Reply: self._reply,
@@ -140,6 +145,8 @@ class Node:
         except InvariantError as error:
             self._steps.invariant(error)
             raise
+        if self.machine.state.roster != self._recorded:
+            self._record()
         performers = self._performers
         for effect in effects:
             performers[type(effect)](effect)
@@ -162,6 +169,21 @@ class Node:
         before = time.thread_time_ns()
         self.apply(ev.Tick())
         self.meter.add("tick", time.thread_time_ns() - before)
+
+    def _record(self) -> None:
+        """Members came or went: before anybody is told, the next life of kvd could know it, too."""
+        state = self.machine.state
+        for ref in state.members.keys() - self._kept:
+            session = self.sessions.members.get(ref)
+            if session is not None:
+                self.memory.keep_member(ref, session.pidfd)
+            for told in self.on_joined:
+                told(ref)
+        for ref in self._kept - state.members.keys() - state.absent:
+            self.memory.drop_member(ref)
+        self._kept = {*state.members, *state.absent}
+        self.memory.write_record(record_of(state))
+        self._recorded = state.roster
 
     # Effects ----------------------------------------------------------------------------------
 

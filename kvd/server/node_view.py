@@ -72,6 +72,22 @@ class LinkInfo:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Who keeps the memory.
+
+    owner:    holder, fdstore or none.
+    wanted:   pool.owner of the configuration.
+    survives: whose end the content outlives.
+    note:     what became of an earlier life's memory, or of the owner that was asked for.
+    """
+
+    owner: str
+    wanted: str
+    survives: tuple[str, ...]
+    note: str = ""
+
+
 class NodeView(Protocol):
     """The node, read only."""
 
@@ -94,6 +110,9 @@ class NodeView(Protocol):
 
     def regions(self) -> Sequence[RegionSnapshot]:
         """All host memory: pool data, pool metadata, decode regions, gate pages together."""
+
+    def holding(self) -> Holding:
+        """Who keeps the memory beside kvd."""
 
     def sessions(self) -> Sequence[SessionInfo]:
         """Attached processes."""

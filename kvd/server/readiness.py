@@ -98,6 +98,7 @@ def _troubles(view: NodeView, survey: Survey, checked: Checked) -> Iterator[tupl
         remedy = "Report it with `kvctl status -o json`, then restart kvd."
         yield Reason(code="invariants_failed", what=what, remedy=remedy), True
     yield from _wait_trouble(view, survey)
+    yield from _memory_troubles(view, state)
     yield from _quarantine_troubles(view, state, survey)
     silent = [
         str(ref) for ref, member in state.members.items() if member.silent and not member.leaving
@@ -154,6 +155,23 @@ def _quarantine_troubles(
         what = f"{survey.quarantined_reads} reads of the pool can be neither asked nor fenced."
         remedy = "Their blocks stay kept; restart the reader, then this kvd."
         yield Reason(code="read_quarantined", what=what, remedy=remedy), False
+
+
+def _memory_troubles(view: NodeView, state: State) -> Iterator[tuple[Reason, bool]]:
+    """Memory that would end with kvd although it is not to, and blocks of the last life."""
+    holding = view.holding()
+    if holding.wanted != "none" and holding.owner == "none" and view.regions():
+        what = f"Nobody keeps the memory while kvd is down: {holding.note or 'no owner'}."
+        remedy = "See pool.owner; pool.owner = none says that this is meant."
+        yield Reason(code="memory_not_kept", what=what, remedy=remedy), False
+    if state.absent and state.inherited_blocks:
+        names = sorted(str(ref) for ref in state.absent)
+        what = (
+            f"{_some(names)} of kvd's last life did not come back, and may still write into "
+            f"{len(state.inherited_blocks)} blocks."
+        )
+        remedy = "Stop the process if it hangs; the blocks are free once it is gone."
+        yield Reason(code="members_absent", what=what, remedy=remedy), False
 
 
 def _some(names: list[str], count: int | None = None) -> str:

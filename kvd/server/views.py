@@ -34,7 +34,7 @@ from kvd.server.models import (
     TransferCounts,
     WaitView,
 )
-from kvd.server.node_view import LinkInfo, NodeView
+from kvd.server.node_view import Holding, LinkInfo, NodeView
 from kvd.server.readiness import Verdict, spares
 from kvd.server.sliced import Work
 from kvd.server.survey import Ages, MemberSlots, Survey, last_event, parties, survey
@@ -97,7 +97,7 @@ def status(view: NodeView, watch: Watch, wall_now: float) -> Work[Status]:
         degraded=verdict.degraded,
         started_at=view.started_at,
         uptime_seconds=max(0.0, wall_now - view.started_at),
-        memory=memory_view(regions),
+        memory=memory_view(regions, view.holding()),
         regions=[_region_view(region) for region in regions],
         pool=pool_view(state),
         hits=hit_rate(state.counters),
@@ -124,18 +124,27 @@ def status(view: NodeView, watch: Watch, wall_now: float) -> Work[Status]:
 # Parts -------------------------------------------------------------------------------------------
 
 
-def memory_view(regions: Sequence[RegionSnapshot]) -> MemoryView:
-    """Who owns the memory, told from the first region: all have the same provider."""
+def memory_view(regions: Sequence[RegionSnapshot], holding: Holding) -> MemoryView:
+    """Who owns the memory; the provider is told from the first region, all have the same."""
+    provider = regions[0].provider if regions else ""
+    survives = holding.survives if regions else ()
     if not regions:
-        return MemoryView(provider="", survives=[], note="there is no memory yet")
-    provider, survives = regions[0].provider, regions[0].survives
-    if "daemon" in survives:
-        note = "survives engines and kvd"
+        note = "there is no memory yet"
+    elif "stop" in survives:
+        note = f"{provider}: survives engines, kvd, and its stop and start ({holding.owner})"
+    elif "daemon" in survives:
+        note = f"{provider}: survives engines and kvd ({holding.owner})"
     elif survives:
-        note = f"survives {'s, '.join(survives)}s, not kvd"
+        note = f"{provider}: survives {'s, '.join(survives)}s, not kvd"
     else:
-        note = "survives neither engines nor kvd"
-    return MemoryView(provider=provider, survives=list(survives), note=f"{provider}: {note}")
+        note = f"{provider}: survives neither engines nor kvd"
+    return MemoryView(
+        provider=provider,
+        owner=holding.owner,
+        survives=list(survives),
+        last_life=holding.note,
+        note=note,
+    )
 
 
 def _region_view(region: RegionSnapshot) -> RegionView:

@@ -21,7 +21,7 @@ from tests.capabilities import lacking
 from tests.integration.live_kvd import MIB, LiveKvd
 
 LOCK = "kvd.lock"
-SMALL = ("pool.size=1MiB", "pool.huge_pages=off", "pool.headroom=0B")
+SMALL = ("pool.size=1MiB", "pool.huge_pages=off", "pool.headroom=0B", "pool.owner=none")
 NOBODY = 65_534
 
 

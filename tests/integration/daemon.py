@@ -19,6 +19,7 @@ class Daemon:
         """settings: keys of the configuration with `__` for the dot."""
         self.directory = directory
         self._settings = {"pool.size": "4MiB", "pool.huge_pages": "off", "pool.headroom": "0B"}
+        self._settings["pool.owner"] = "none"
         self._settings.update({key.replace("__", "."): value for key, value in settings.items()})
         self._log = directory.parent / f"{directory.name}.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -53,7 +53,7 @@ class OldKernelKvd:
         await self._stop.wait()
         sock.close()
         self.node.close_sessions()
-        self.node.memory.close()
+        self.node.memory.close(keep=False)
         logs.close()
 
     def members(self) -> list[str]:

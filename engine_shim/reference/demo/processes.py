@@ -43,12 +43,12 @@ class OwnDaemon:
     """A kvd in a temporary runtime directory."""
 
     def __init__(self, *settings: str, args: Sequence[str] = ()) -> None:
-        """settings: KEY=VALUE of the configuration."""
+        """settings: KEY=VALUE of the configuration; nothing outlives it unless they say so."""
         self._directory = tempfile.TemporaryDirectory(prefix="kvd-")
         self.runtime_dir = Path(self._directory.name) / "run"
         self.log_path = Path(self._directory.name) / "log"
         self._command = [sys.executable, "-m", "kvd", "--runtime-dir", str(self.runtime_dir)]
-        for setting in settings:
+        for setting in ("pool.owner=none", *settings):
             self._command += ["--set", setting]
         self._command += ["--log-format", "json", *args]
         self.process: subprocess.Popen[bytes] | None = None

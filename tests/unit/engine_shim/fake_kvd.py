@@ -191,6 +191,9 @@ class FakeDesk:
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
 
+    def check_loaded(self, tenancy: Tenancy) -> None:
+        """See `Desk`."""
+
     def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
         """See `Desk`."""
         return self._kvd.post(se.LoadEnded(_ref(tenancy), ok))

@@ -14,7 +14,7 @@ from kvd.core.machine import Machine
 from kvd.core.results import Taken
 from kvd.core.state import Limits, Settings, State
 from kvd.memory.region import RegionSnapshot
-from kvd.server.node_view import LinkInfo, Phase, SessionInfo
+from kvd.server.node_view import Holding, LinkInfo, Phase, SessionInfo
 from kvd.store.dict_index import DictIndex
 
 SECOND = 1_000_000_000
@@ -60,6 +60,7 @@ class FakeNode:
     wait_limit: int = 120 * SECOND
     the_phase: Phase = field(default_factory=lambda: Phase("ready"))
     the_regions: list[RegionSnapshot] = field(default_factory=lambda: [region()])
+    the_holding: Holding = field(default_factory=lambda: Holding("none", "none", ("engine",)))
     the_sessions: list[SessionInfo] = field(default_factory=list)
     the_links: list[LinkInfo] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
@@ -82,6 +83,10 @@ class FakeNode:
 
     def regions(self) -> list[RegionSnapshot]:
         return self.the_regions
+
+    def holding(self) -> Holding:
+        """See `NodeView`."""
+        return self.the_holding
 
     def sessions(self) -> list[SessionInfo]:
         return self.the_sessions

@@ -8,8 +8,8 @@ from kvd.core import events as ev
 from kvd.core import slot_events as se
 from kvd.core.ids import SlotRef
 from kvd.core.state import Limits, Settings
-from kvd.server.node_view import LinkInfo
-from tests.unit.server.fake_node import SECOND, STRIDE, WALL, FakeNode, ref, region
+from kvd.server.node_view import Holding, LinkInfo
+from tests.unit.server.fake_node import SECOND, STRIDE, WALL, FakeNode, ref
 from tests.unit.server.test_admin_views import look, redirected
 
 
@@ -138,9 +138,20 @@ def test_a_clock_that_was_set_back_gives_no_negative_uptime() -> None:
     ("survives", "note"),
     [
         (("engine",), "memfd: survives engines, not kvd"),
-        (("engine", "daemon"), "memfd: survives engines and kvd"),
+        (("engine", "daemon"), "memfd: survives engines and kvd (holder)"),
+        (
+            ("engine", "daemon", "stop"),
+            "memfd: survives engines, kvd, and its stop and start (holder)",
+        ),
         ((), "memfd: survives neither engines nor kvd"),
     ],
 )
 def test_status_says_what_the_memory_survives(survives: tuple[str, ...], note: str) -> None:
-    assert look(FakeNode(the_regions=[region(survives=survives)])).memory.note == note
+    holding = Holding("holder", "auto", survives)
+    assert look(FakeNode(the_holding=holding)).memory.note == note
+
+
+def test_memory_that_nobody_keeps_is_degraded_unless_it_is_meant() -> None:
+    for wanted, codes in (("auto", ["memory_not_kept"]), ("none", [])):
+        node = FakeNode(the_holding=Holding("none", wanted, ("engine",), "no holder"))
+        assert [reason.code for reason in look(node).degraded] == codes

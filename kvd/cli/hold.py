@@ -1,0 +1,24 @@
+"""`kvd --hold`: being the holder of a runtime directory."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from kvd.config.model import Config
+from kvd.memory.owners.holder import hold
+from kvd.memory.runtime import HOLD_SOCKET, ensure_directory, resolve_runtime_dir
+
+_NS: Final = 1_000_000_000
+
+
+def hold_memory(config: Config, *, once: bool, ready_fd: int) -> None:
+    """Keep what the directory's kvd hands over, until told to end.
+
+    Args: once, ready_fd: see `kvd.memory.owners.holder.hold`.
+    Raises: LocalError(runtime_dir_unusable | already_running).
+    """
+    server = config.server
+    path = resolve_runtime_dir(server.runtime_dir, os.environ, os.getuid())
+    ensure_directory(path, others_may_enter=bool(server.allowed_uids))
+    hold(path / HOLD_SOCKET, config.pool.hold_ttl / _NS, once=once, ready_fd=ready_fd)

@@ -1,0 +1,189 @@
+"""Taking over what an earlier life of the daemon left with the owner of its memory.
+
+Everything is looked at before anything is used. What does not fit the configuration of this life,
+or is not whole, is dropped with a sentence that says why; it is never used in part, with one
+exception: a smaller pool keeps the blocks at its start, and gives the rest of the memory back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvd.core.adopted import AdoptedBlocks
+from kvd.core.errors import LocalError
+from kvd.core.units import align_up, format_size
+from kvd.memory.layout_v1 import BlockState, MetaTable, Superblock
+from kvd.memory.node_record import NodeRecord, RecordFile
+from kvd.memory.owners.base import close_all
+from kvd.memory.preflight import HugePagesMode
+from kvd.memory.region import MemfdRegion
+
+POOL: Final = "pool"
+META: Final = "pool-meta"
+RECORD: Final = "record"
+
+_PUNCH_HOLE: Final = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What this life is configured to have.
+
+    pool_bytes: size of the pool. block_max: most blocks.
+    """
+
+    pool_bytes: int
+    block_max: int
+    huge_pages: HugePagesMode
+
+
+@dataclass(slots=True)
+class Inheritance:
+    """What is taken over; owned by whoever holds it, given back by `close`.
+
+    table:   None when no engine had given the pool a layout.
+    pidfds:  of members of the earlier life, by the name they are kept under.
+    regions: decode regions by their name.
+    note:    for the log and the status: what was taken over, and what was not.
+    """
+
+    data: MemfdRegion
+    meta: MemfdRegion
+    record_region: MemfdRegion
+    record: RecordFile
+    table: MetaTable | None
+    pidfds: dict[str, int] = field(default_factory=dict)
+    regions: dict[str, MemfdRegion] = field(default_factory=dict)
+    note: str = ""
+
+    def close(self) -> None:
+        """Give everything back."""
+        for region in (self.data, self.meta, self.record_region, *self.regions.values()):
+            region.close()
+        close_all(self.pidfds)
+
+
+def inherit(
+    fds: dict[str, int], wanted: Wanted, survives: tuple[str, ...]
+) -> tuple[Inheritance | None, str]:
+    """Take over what was kept, if it is whole and fits.
+
+    Args: fds: by name; all of them are the function's, whatever comes.
+    Returns: what is taken over, None for a fresh start; and one sentence, '' if nothing was kept.
+    """
+    if POOL not in fds:
+        close_all(fds)
+        return None, ""
+    try:
+        found = _take(fds, wanted, survives)
+    except (ValueError, OSError) as error:
+        return None, f"the pool of the last life of kvd was dropped: {error}"
+    except LocalError as error:
+        return None, f"the pool of the last life of kvd was dropped: {error.what}"
+    finally:
+        close_all(fds)
+    return found, found.note
+
+
+def _take(fds: dict[str, int], wanted: Wanted, survives: tuple[str, ...]) -> Inheritance:
+    """Take descriptors out of `fds` as they get another owner; on an error everything is closed."""
+    with ExitStack() as undo:
+
+        def adopt(name: str, kept_as: str, asked: int) -> MemfdRegion:
+            if kept_as not in fds:
+                raise ValueError(f"{kept_as} was not kept")
+            region = MemfdRegion.adopt(name, fds[kept_as], asked, survives=survives)
+            del fds[kept_as]
+            undo.callback(region.close)
+            return region
+
+        data = adopt(POOL, POOL, wanted.pool_bytes)
+        _check_pool(data, wanted)
+        meta = adopt(META, META, 0)
+        record_region = adopt(RECORD, RECORD, 0)
+        record = RecordFile(record_region.mapping)
+        last = record.last or NodeRecord()
+        table, note = _open_table(data, meta, last, wanted)
+        made = Inheritance(data, meta, record_region, record, table, note=note)
+        for region in last.regions:
+            if region.kept_as in fds:
+                made.regions[region.name] = adopt(region.kept_as, region.kept_as, 0)
+        for member in last.members:
+            if member.kept_as in fds:
+                made.pidfds[member.kept_as] = fds.pop(member.kept_as)
+        undo.pop_all()
+    return made
+
+
+def _check_pool(data: MemfdRegion, wanted: Wanted) -> None:
+    if wanted.pool_bytes > data.size:
+        raise ValueError(
+            f"pool.size is {format_size(wanted.pool_bytes)} now, it had {format_size(data.size)}"
+        )
+    if wanted.huge_pages == "require" and not data.uses_huge_pages:
+        raise ValueError("pool.huge_pages = require, and it was made of ordinary pages")
+
+
+def _open_table(
+    data: MemfdRegion, meta: MemfdRegion, record: NodeRecord, wanted: Wanted
+) -> tuple[MetaTable | None, str]:
+    """The headers, if they and the record speak of the same pool; cut down to what is wanted."""
+    pool = record.pool
+    if pool is None:
+        return None, "the memory of the last life of kvd was taken over; it had no layout"
+    table = MetaTable(meta.mapping)
+    block = table.superblock
+    if (block.block_stride, block.layout_digest) != (pool.stride, pool.digest):
+        raise ValueError("its headers and its record speak of different layouts")
+    count = min(block.block_count, wanted.pool_bytes // block.block_stride, wanted.block_max)
+    if count == block.block_count:
+        return table, f"the pool of the last life of kvd was taken over, {count} blocks"
+    if count < 1:
+        raise ValueError(
+            f"pool.size {format_size(wanted.pool_bytes)} holds no block of "
+            f"{format_size(block.block_stride)}"
+        )
+    table = MetaTable.shrink(
+        meta.mapping, Superblock(block.block_stride, count, block.data_bytes, block.layout_digest)
+    )
+    freed = _free_tail(data, count * block.block_stride)
+    return table, (
+        f"the pool of the last life of kvd was taken over, {count} of {block.block_count} blocks: "
+        f"it is smaller now, {format_size(freed)} were given back"
+    )
+
+
+def _free_tail(data: MemfdRegion, end: int) -> int:
+    """Give whole pages behind `end` back to the kernel; returns the bytes.
+
+    The file keeps its length, so that nobody who has it mapped ends by SIGBUS.
+    """
+    page = data.page_size
+    start = align_up(end, page)
+    length = data.size - start
+    if length <= 0:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if libc.fallocate(data.fd, _PUNCH_HOLE, start, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return length
+
+
+def read_headers(table: MetaTable) -> AdoptedBlocks:
+    """What the headers say of every block; torn ones are freed."""
+    found = AdoptedBlocks()
+    for header in table.scan():
+        if header.state is BlockState.READY:
+            found.ready.append((header.block, header.namespace, header.hash, header.tokens))
+        elif header.state is BlockState.FILLING:
+            found.filling.append(header.block)
+        else:
+            found.torn.append(header.block)
+            table.free(header.block)
+    return found
