@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvd.core.adoption import LAST_LIFE
 from kvd.core.blocks import BlockState, BlockTable
 from kvd.core.holds import HoldKind, Phase
 from kvd.core.ids import LoadId, ReadId, RequestKey, SaveId
@@ -92,6 +93,8 @@ def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:
         if not pins:
             yield f"block {block} has an empty set of pins"
         for pin in pins:
+            if pin == LAST_LIFE and block in m.inherited_blocks:
+                continue
             if isinstance(pin, RequestKey) and not _request_has(m, pin, block):
                 yield f"block {block} is pinned by {pin}, which does not have it"
             elif isinstance(pin, LoadId) and not _load_has(m, pin, block):

@@ -68,6 +68,13 @@ class MarkFilling:
 
 
 @record
+class MarkVoid:
+    """Record that these blocks hold nothing valid, although somebody may still write or read."""
+
+    blocks: tuple[int, ...]
+
+
+@record
 class ClearHeaders:
     """Record that these blocks are reset."""
 
@@ -215,6 +222,7 @@ Effect = (
     | FormatPool
     | WriteHeader
     | MarkFilling
+    | MarkVoid
     | ClearHeaders
     | DropMember
     | AskMember

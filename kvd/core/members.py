@@ -201,6 +201,7 @@ def died(m: State, e: ev.MemberDied, now: int, out: list[Effect]) -> None:
     if member is None or member.leaving:
         return
     member.leaving = True
+    m.roster += 1
     m.count("members_died")
     m.story.record(now, (e.ref,), e, "leaving")
     copies.end_loads_of(m, member)

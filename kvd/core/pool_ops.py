@@ -10,7 +10,7 @@ from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core.block_types import POISONED
 from kvd.core.blocks import BlockTable, CommitStatus
-from kvd.core.effects import ClearHeaders, Effect, MarkFilling, Reply, WriteHeader
+from kvd.core.effects import ClearHeaders, Effect, MarkFilling, MarkVoid, Reply, WriteHeader
 from kvd.core.errors import LocalError
 from kvd.core.ids import RequestKey
 from kvd.core.prefix import HASH_BYTES
@@ -192,7 +192,7 @@ def flush(m: State, out: list[Effect]) -> None:
     # Not free before its last writer and reader have gone: the next life of kvd must know that.
     kept = tuple([block for block in changes.poisoned if table.state[block] == POISONED])
     if kept:
-        out.append(MarkFilling(kept))
+        out.append(MarkVoid(kept))
     for block in changes.ready:
         if block not in table.keys:
             continue

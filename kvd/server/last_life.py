@@ -35,7 +35,8 @@ def record_of(state: State) -> NodeRecord:
             shape.num_shards,
             [(digest, state.probes.get(n, b"")) for digest, n in state.namespaces.items()],
         )
-    refs = sorted({*state.members, *state.absent})
+    # Who is leaving touches nothing any more: the next life need not wait for it.
+    refs = sorted({*(ref for ref, m in state.members.items() if not m.leaving), *state.absent})
     regions = [r for r in state.regions.values() if r.ready and not r.dropped]
     return NodeRecord(
         pool=pool,

@@ -105,6 +105,7 @@ class Node:
             ef.Refuse: self._refuse,
             ef.WriteHeader: self.memory.write_header,
             ef.MarkFilling: lambda effect: self.memory.mark_filling(effect.blocks),
+            ef.MarkVoid: lambda effect: self.memory.mark_filling(effect.blocks),
             ef.ClearHeaders: lambda effect: self.memory.clear_headers(effect.blocks),
             ef.FormatPool: self.memory.format_pool,
             ef.DropMember: self._drop_member,

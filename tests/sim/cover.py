@@ -44,6 +44,11 @@ class Cover:
         """Whether the slot itself is an end of the copy."""
         return True
 
+    @property
+    def reads_pool(self) -> bool:
+        """Whether it copies out of the pool."""
+        return False
+
     def _missing(self, state: State, slot: Slot | None) -> str:
         raise NotImplementedError
 
@@ -65,6 +70,11 @@ class SaveCover(Cover):
 
 class LoadCover(Cover):
     """A load needs COMPUTE on the slot and pins on its blocks."""
+
+    @property
+    def reads_pool(self) -> bool:
+        """See `Cover`."""
+        return True
 
     def _missing(self, state: State, slot: Slot | None) -> str:
         if not _has(slot, self.ref, HoldKind.COMPUTE, COMPUTE_OWNER):
@@ -91,6 +101,11 @@ class ReadCover(Cover):
     def has_slot_end(self) -> bool:
         """A redirected read reads the pool."""
         return self.kind is SourceKind.SLOT
+
+    @property
+    def reads_pool(self) -> bool:
+        """See `Cover`."""
+        return self.kind is SourceKind.POOL
 
     def _missing(self, state: State, slot: Slot | None) -> str:
         hold: Hold | None = None

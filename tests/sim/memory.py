@@ -55,6 +55,7 @@ class Copy:
     executor: the process whose death stops it.
     guard:    the node that must hold what `cover` says.
     seen:     what each row of the sources was at the start, piece by piece.
+    doubted:  nobody keeps its sources any more; whoever copies sees that at the end.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Copy:
     cover: Cover | None = None
     seen: list[list[int]] = field(default_factory=list)
     live: bool = False
+    doubted: bool = False
 
 
 def area(name: str, num_rows: int) -> Area:
@@ -96,13 +98,19 @@ class Dma:
     def end(self, copy: Copy, ok: bool) -> None:
         """The copy has ended; when it is well it must have seen one content throughout."""
         self._drop(copy)
-        if not ok:
+        if not ok or copy.doubted:
             return
         for piece, seen in zip(copy.pieces, copy.seen, strict=True):
             now = piece.source.rows[piece.source_at : piece.source_at + piece.count]
             if now != seen:
                 raise Violation("one content", f"{copy.name}: {piece.source.name} changed")
             piece.target.rows[piece.target_at : piece.target_at + piece.count] = seen
+
+    def doubt(self, copy: Copy) -> None:
+        """The owner of its sources died: they may be used for something else meanwhile."""
+        copy.doubted = True
+        for piece in copy.pieces:
+            piece.source.touches = [t for t in piece.source.touches if t[0] is not copy]
 
     def stop_all(self, executor: str) -> None:
         """A process died: its copies stop where they are; their targets stay torn."""

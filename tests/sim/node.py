@@ -20,6 +20,7 @@ from tests.sim.memory import Copy, free, must_be_quiet
 from tests.sim.oracle import Handles
 from tests.sim.peers import Peers
 from tests.sim.regions import PoolMemory, RegionMemory, pieces_of
+from tests.sim.remains import Remains
 from tests.sim.trace import show
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Node:
         self.pools: dict[int, PoolMemory] = {}
         self.regions: dict[str, RegionMemory] = {}
         self.mapped: dict[tuple[int, str], RegionMemory] = {}
-        self.headers: dict[int, tuple[bytes, int]] = {}
+        self.remains = Remains()
         self._callers: dict[int, tuple[Member, int, ev.Event]] = {}
         self._joining = False
         self.fuse = False
@@ -62,11 +63,17 @@ class Node:
         self.handles = Handles(f"{self.address}.{self.boot}")
         self.sessions = {}
         self.pages = {}
-        self.regions = {}
-        self.headers = {}
         self._callers = {}
-        self.pools[self.boot] = PoolMemory(f"pool {self.address}.{self.boot}", world.options.shape)
+        if not world.options.persistent or self.boot == 1:
+            self.remains = Remains()
+            self.regions = {}
+            name = f"pool {self.address}.{self.boot}"
+            self.pools[self.boot] = PoolMemory(name, world.options.shape)
+        else:
+            self.pools[self.boot] = self.pools[self.boot - 1]
         world.trace(f"{self.address} starts, boot {self.boot}")
+        if world.options.persistent and self.boot > 1:
+            self._adopt()
         self.peers.start()
         world.clock.at(world.options.tick, self._tick, self.boot)
 
@@ -77,8 +84,30 @@ class Node:
         self.machine = None
         self.fuse = False
         world.dma.stop_all(self.executor)
+        if world.options.persistent:
+            for copy in world.dma.live:
+                if copy.guard is self and copy.cover is not None and copy.cover.reads_pool:
+                    world.dma.doubt(copy)
         for member in self.sessions.values():
             world.clock.at(world.rng.randint(0, 5 * MS), member.lost, self.boot)
+
+    def _adopt(self) -> None:
+        """Begin with what the last life left; of its members some are dead by now."""
+        world = self.world
+        event = self.remains.adopted(self.regions)
+        self.regions = {name: self.regions[name] for name, _, _ in event.regions}
+        for name, region in self.regions.items():
+            self.mapped[self.boot, name] = region
+        self.handle(event)
+        for ref in event.absent:
+            member = world.members[ref]
+            if not member.alive:
+                world.prove_death(self, member)
+
+    def knows(self, ref: MemberRef) -> bool:
+        """Whether a death of this process is news to this kvd."""
+        machine = self.machine
+        return ref in self.sessions or (machine is not None and ref in machine.state.absent)
 
     def _tick(self, boot: int) -> None:
         if boot == self.boot and self.machine is not None:
@@ -101,6 +130,7 @@ class Node:
                 world.trace(f"{self.address} < {show(event)}")
             for effect in effects:
                 world.trace(f"{self.address} >   {show(effect)}")
+        self.remains.record(machine.state)
         world.oracle.books_are_right(machine, self.address)
         cover.check(self, world.dma.live)
         last = len(effects)
@@ -157,20 +187,23 @@ class Node:
 
     # The pool and its headers ----------------------------------------------------------------
 
-    def _format(self, _: fx.FormatPool) -> None:
-        self.headers.clear()
+    def _format(self, effect: fx.FormatPool) -> None:
+        self.remains.format(effect)
 
     def _filling(self, effect: fx.MarkFilling) -> None:
         for block in effect.blocks:
             for place in self.pools[self.boot].block(block):
                 must_be_quiet(place, "block reserved", self.address)
+        self.remains.mark(effect.blocks)
+
+    def _void(self, effect: fx.MarkVoid) -> None:
+        self.remains.mark(effect.blocks)
 
     def _write_header(self, effect: fx.WriteHeader) -> None:
-        self.headers[effect.block] = (effect.block_hash, effect.tokens)
+        self.remains.write(effect)
 
     def _clear_headers(self, effect: fx.ClearHeaders) -> None:
-        for block in effect.blocks:
-            self.headers.pop(block, None)
+        self.remains.clear(effect.blocks)
 
     # Members ---------------------------------------------------------------------------------
 
@@ -301,6 +334,7 @@ _PERFORM: dict[type, Callable[[Node, Any], None]] = {
     fx.FormatPool: Node._format,
     fx.WriteHeader: Node._write_header,
     fx.MarkFilling: Node._filling,
+    fx.MarkVoid: Node._void,
     fx.ClearHeaders: Node._clear_headers,
     fx.DropMember: Node._drop_member,
     fx.AskMember: Node._ask_member,

@@ -118,7 +118,7 @@ class World:
         if copy.live:
             self.trace(f"copy ends {'well' if ok else 'badly'}: {copy.name}")
             self.dma.end(copy, ok)
-            then(ok, *args)
+            then(ok and not copy.doubted, *args)
 
     def is_blind(self, node: Node) -> bool:
         """Whether a node cannot learn the state of its processes now."""
@@ -132,7 +132,7 @@ class World:
     def _proven(self, node: Node, member: Member) -> None:
         if self.is_blind(node):
             self.clock.at(20 * MS, self._proven, node, member)
-        elif member.ref in node.sessions:
+        elif node.knows(member.ref):
             node.handle(ev.MemberDied(member.ref))
 
     def fence_process(self, node: Node, effect: fx.FenceMember) -> None:
