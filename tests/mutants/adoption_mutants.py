@@ -8,7 +8,7 @@ from tests.mutants.patches import Mutant
 
 ADOPTION: Final = "kvd.core.adoption"
 POOL_OPS: Final = "kvd.core.pool_ops"
-CAUGHT: Final = ("simulator", "machine by example")
+CAUGHT: Final = ("simulator", "adoption by example")
 
 MUTANTS: Final = (
     Mutant(
@@ -44,6 +44,6 @@ MUTANTS: Final = (
         ADOPTION,
         "                region.dropped = True\n        free_dropped(m, out)\n",
         "                region.dropped = False\n        free_dropped(m, out)\n",
-        ("machine by example",),
+        ("adoption by example",),
     ),
 )

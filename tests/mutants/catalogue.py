@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants import (
+    adoption_mutants,
     block_mutants,
     hot_mutants,
     machine_mutants,
@@ -16,6 +17,7 @@ MUTANTS: Final = (
     *slot_mutants.MUTANTS,
     *block_mutants.MUTANTS,
     *machine_mutants.MUTANTS,
+    *adoption_mutants.MUTANTS,
     *shim_mutants.MUTANTS,
     *hot_mutants.MUTANTS,
 )

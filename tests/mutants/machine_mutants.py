@@ -44,7 +44,7 @@ MUTANTS: Final = (
         MEMBERS,
         "        if not any(other.engine == ref.engine for other in m.members):\n",
         "        if not engine.members:\n",
-        CAUGHT,
+        ("machine by example",),
     ),
     Mutant(
         "events that are sent again are applied again",

@@ -26,6 +26,7 @@ SUITES: Final = MappingProxyType(
         "blocks by example": ("tests/unit/core/test_block_table.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),
         "machine by example": ("tests/unit/core/test_machine_seeds.py",),
+        "adoption by example": ("tests/unit/core/test_adoption.py",),
         "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),

@@ -30,7 +30,15 @@ KEY = b"k" * 32
 class Kvd:
     """A machine with a prefill engine of two ranks and a decode engine; checked at every step."""
 
-    def __init__(self, announced: tuple[ev.SlotAnnounced, ...] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        announced: tuple[ev.SlotAnnounced, ...] = (),
+        *,
+        last_life: ev.NodeAdopted | None = None,
+        joined: bool = True,
+        **settings: Any,
+    ) -> None:
+        """announced: slots of worker 0. last_life: what it begins with. joined: all say hello."""
         timing = Timing(400, 250, 300, 150, 40, 3, 3)
         self.machine = Machine(
             Settings(4 * 64, region_bytes=1 << 20, timing=timing, **settings), DictIndex()
@@ -39,8 +47,11 @@ class Kvd:
         self.sent: list[fx.Effect] = []
         self.numbers = dict.fromkeys(WORKERS, 0)
         worker = replace(hello(WORKERS[0]), slots=announced)
-        for event in (hello(SCHEDULER), worker, hello(WORKERS[1]), hello(DECODER)):
-            self.ask(event)
+        if last_life is not None:
+            self.tell(last_life)
+        if joined:
+            for event in (hello(SCHEDULER), worker, hello(WORKERS[1]), hello(DECODER)):
+                self.ask(event)
 
     def tell(self, event: ev.Event) -> list[fx.Effect]:
         self.sent = self.machine.handle((event,), self.now)
