@@ -117,8 +117,17 @@ class Soak:
             self.start_engine(name)
             self.until("the engine attaches", lambda: self.members() == NUM_ENGINES)
         else:
-            os.kill(self.holder_pid(), signal.SIGKILL)
-            self.until("another holder", lambda: self.status()["memory"]["owner"] == "holder")
+            self.kill_holder()
+
+    def kill_holder(self) -> None:
+        """Kill the holder; kvd must find another one before it may die itself."""
+        lost = self._owners_lost()
+        os.kill(self.holder_pid(), signal.SIGKILL)
+        self.until("kvd notices", lambda: self._owners_lost() > lost)
+        self.until("another holder", lambda: self.status()["memory"]["owner"] == "holder")
+
+    def _owners_lost(self) -> int:
+        return int(self.status()["counters"].get("owner_lost", 0))
 
     def kill_kvd(self) -> None:
         """Kill kvd; its next life must know everything that was acknowledged."""
