@@ -14,7 +14,16 @@ from rich.text import Text
 from kvd.cli.layout import spaced, table, word
 from kvd.cli.text import maybe_seconds, percent, seconds, size, yes
 from kvd.core.errors import ErrorSpec
-from kvd.server.models import Model, PoolView, Reason, SlotCounts, Status, TransferCounts, WaitView
+from kvd.server.models import (
+    Model,
+    PoolView,
+    Reason,
+    RegionView,
+    SlotCounts,
+    Status,
+    TransferCounts,
+    WaitView,
+)
 from kvd.server.models_tables import (
     BlockPage,
     ConfigPage,
@@ -162,15 +171,31 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _regions(status: Status) -> Table:
-    made = table(
-        "region", "size", "populated", "pages", "huge", right=("size", "populated", "huge")
-    )
+    numbers = ("asked", "got", "populated", "huge")
+    made = table("region", "asked", "got", "populated", "pages", "huge", "node", right=numbers)
     for region in status.regions:
         pages = f"{region.page_kind}, {size(region.page_bytes)}"
-        huge = size(region.huge_bytes)
-        populated = size(region.populated_bytes)
-        made.add_row(region.name, size(region.got_bytes), populated, pages, huge)
+        made.add_row(
+            region.name,
+            size(region.asked_bytes),
+            size(region.got_bytes),
+            size(region.populated_bytes),
+            pages + (", locked" if region.locked else ""),
+            size(region.huge_bytes),
+            _nodes(region),
+        )
     return made
+
+
+def _nodes(region: RegionView) -> str:
+    """Where a region is, and where it was asked to be unless that is all the same."""
+    total = sum(region.node_bytes.values())
+    shares = [
+        node if count == total else f"{node} {percent(count, total)}"
+        for node, count in region.node_bytes.items()
+    ]
+    found = ", ".join(shares) or "-"
+    return found if region.node == "any" else f"{found} ({region.node} asked)"
 
 
 def _engine_summaries(status: Status) -> RenderableType:

@@ -18,6 +18,7 @@ from kvd import __version__
 from kvd.cli.daemon import EXIT_FORCED, EXIT_INVARIANT
 from kvd.config.load import LoadedConfig
 from kvd.core.errors import InvariantError
+from kvd.memory.oom_score import set_oom_score
 from kvd.memory.runtime import RuntimeDir, resolve_runtime_dir
 from kvd.server.admin import AdminServer
 from kvd.server.logs import Logs, capture_library_logs
@@ -47,7 +48,7 @@ def serve(loaded: LoadedConfig) -> int:
 
 def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
     """Answer probes first; load the rest beside that."""
-    _set_oom_score(loaded.config.server.oom_score_adj)
+    score = set_oom_score(loaded.config.server.oom_score_adj)
     logs = Logs(loaded.config.server.log_level, loaded.config.server.log_format)
 
     async def main() -> None:
@@ -58,6 +59,7 @@ def _serve_in(loaded: LoadedConfig, runtime: RuntimeDir) -> int:
             loop = asyncio.get_running_loop()
             app = await loop.run_in_executor(None, importlib.import_module, "kvd.server.app")
             node = await loop.run_in_executor(None, _make_node, loaded, logs)
+            node.meter.oom_score_adj = score
             await app.Daemon(node, runtime, admin, stop).run()
 
     undo = capture_library_logs(logs)
@@ -106,13 +108,3 @@ def _raise_file_limit() -> None:
     """Each session and connection needs descriptors; the usual soft limit is for small programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _set_oom_score(score: int | None) -> None:
-    if score is None:
-        return
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(score))
-    except OSError as error:
-        print(f"kvd: server.oom_score_adj = {score} was not applied: {error}", file=sys.stderr)

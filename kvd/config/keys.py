@@ -92,7 +92,8 @@ def read_typed(key: Key, raw: object) -> object:
             raise ValueError(f'{raw} has no unit: write the unit, in quotes, e.g. "{example}"')
         return read_text(key, _typed(raw, str, wanted))
     if key.kind == "optional_count":
-        return None if raw == "none" else _typed(raw, int, wanted)
+        word = raw if isinstance(raw, str) and raw in _WORDS_FOR_COUNT else ""
+        return read_text(key, word) if word else _typed(raw, int, wanted)
     if key.kind == "count":
         return _typed(raw, int, wanted)
     if key.kind == "flag":
@@ -115,8 +116,8 @@ def read_text(key: Key, text: str) -> object:
         if text not in ("true", "false"):
             raise ValueError(f'"{text}" is neither true nor false')
         return text == "true"
-    if key.kind == "optional_count" and text == "none":
-        return None
+    if key.kind == "optional_count" and text in _WORDS_FOR_COUNT:
+        return None if text == "none" else text
     if key.kind in ("count", "optional_count"):
         return _read_int(text)
     if key.kind == "uids":
@@ -143,17 +144,18 @@ def write_toml(key: Key, value: object) -> str:
     text = write_text(key, value)
     if key.kind == "uids":
         return f"[{text.replace(',', ', ')}]"
-    if key.kind in ("count", "flag") or (key.kind == "optional_count" and value is not None):
+    if key.kind in ("count", "flag") or (key.kind == "optional_count" and isinstance(value, int)):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
+_WORDS_FOR_COUNT: Final = ("auto", "none")
 _TYPES: Final = {
     "size": 'a size in quotes, e.g. "64GiB"',
     "duration": 'a duration in quotes, e.g. "30s"',
     "count": "a whole number",
-    "optional_count": 'a whole number or "none"',
+    "optional_count": 'a whole number, "auto" or "none"',
     "choice": "a text in quotes",
     "text": "a text in quotes",
     "flag": "true or false",

@@ -28,6 +28,8 @@ _UID_MAX: Final = 2**32 - 2  # 2^32 - 1 means "no uid" to the kernel
 HugePages = Literal["require", "prefer", "off"]
 Owner = Literal["auto", "fdstore", "holder", "none"]
 
+_NODE_RULE: Final = (r"^(any|interleave|[0-9]{1,4})$", "any, interleave or the number of a node")
+
 
 class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """The daemon itself: where it listens, who may attach, how it logs and stops."""
@@ -77,13 +79,16 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "Time that running transfers get to end when the daemon is asked to stop.",
         reloadable=True,
     )
-    oom_score_adj: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
-        default=None,
-        description="Written to /proc/self/oom_score_adj at start; lower values need the right to "
-        'do so. "none" leaves it as the service manager set it.',
+    oom_score_adj: Annotated[int, Field(ge=-1000, le=1000)] | Literal["auto"] | None = Field(
+        default="auto",
+        description="How readily the kernel ends kvd when memory runs out (oom_score_adj of proc). "
+        "It counts the whole pool as kvd's, so that kvd would always go first, and little is won: "
+        "the pool is to survive its daemon. auto: -900 where kvd may set it, unless the service "
+        "manager has lowered it already. A number is refused at start when the kernel does not "
+        'take it. "none" leaves it as it is.',
         json_schema_extra={
             "kind": "optional_count",
-            "rule": 'between -1000 and 1000, or "none"',
+            "rule": 'between -1000 and 1000, "auto" or "none"',
             "reloadable": False,
         },
     )
@@ -120,6 +125,19 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "1s",
         "24h",
         "How long a holder that kvd starts keeps the memory when kvd does not come back.",
+    )
+    numa_node: str = text_field(
+        "any",
+        *_NODE_RULE,
+        "NUMA node of the pool's memory. any: as the kernel likes. A number: that node alone, huge "
+        "pages included; what it cannot give is refused. interleave: spread evenly over all nodes "
+        "that kvd may use. Choose the node of the accelerators that the pool serves.",
+    )
+    lock: bool = flag_field(
+        False,
+        "Keep the pool and decode regions from the swap space (mlock), while kvd runs. Needs "
+        "LimitMEMLOCK=infinity, or CAP_IPC_LOCK. Huge pages of the kernel's pool are never "
+        "swapped.",
     )
     populate_step: Bytes = size_field(
         "64MiB",
@@ -162,6 +180,11 @@ class RegionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "prefer",
         "require prefer off",
         "Pages of decode regions; meaning as for pool.huge_pages.",
+    )
+    numa_node: str = text_field(
+        "any",
+        *_NODE_RULE,
+        "NUMA node of decode regions; meaning as for pool.numa_node.",
     )
 
 

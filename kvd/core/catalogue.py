@@ -56,6 +56,16 @@ _ROWS: Final = (
         "{region} needs {need} huge pages of {page_size} but {free} are free",
         "{fix}",
     ),
+    ErrorSpec("numa_unusable", 507, _N, "{region} is to be {where}, but {why}", "{fix}"),
+    ErrorSpec(
+        "oom_score_refused",
+        403,
+        _N,
+        "server.oom_score_adj is {asked}, but the kernel did not take it from this process "
+        "({detail}), which has {now}",
+        "Let the service manager set it (OOMScoreAdjust={asked} in the unit), or choose a value "
+        'that is not lower, or "auto".',
+    ),
     ErrorSpec(
         "already_running",
         409,

@@ -1,4 +1,4 @@
-"""What the host can give: free memory, control-group limits, huge pages.
+"""What the host can give: free memory, control-group limits, huge pages, NUMA nodes.
 
 Everything is read below a root directory, so that tests can show any machine. A file that is
 missing or unreadable means "no such limit", never an error: containers hide many of them.
@@ -7,7 +7,7 @@ missing or unreadable means "no such limit", never an error: containers hide man
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -15,6 +15,7 @@ from kvd.core.units import KIB
 
 # cgroup v1 writes "no limit" as the largest page-aligned signed 64-bit number.
 _NO_LIMIT: Final = 1 << 62
+_NODES_MAX: Final = 1024  # what a kernel can be built for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,29 @@ class HugePagePool:
     total:     pages in the pool, including those lent beyond it (surplus).
     free:      pages that can still be had: free and not promised to another mapping.
     cgroup:    tightest control-group limit on such pages (bytes), None without one.
+    node:      the NUMA node whose part of the pool this is, None for the whole pool.
     """
 
     page_size: int
     total: int
     free: int
     cgroup: CgroupLimit | None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """The memory of one NUMA node that this process may use; bytes.
+
+    available:  free, or page cache that the kernel drops first. The kernel tells no MemAvailable
+                of a node, and this is less than that would be.
+    huge_pages: the node's part of each pool.
+    """
+
+    number: int
+    total: int
+    available: int
+    huge_pages: tuple[HugePagePool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +77,8 @@ class MemoryInfo:
     shmem_thp:         /sys/.../shmem_enabled: whether shared memory gets transparent huge pages:
                        always, within_size, advise, never, deny, force or "" (unknown).
     thp_size:          size of a transparent huge page, 0 when unknown.
+    nodes:             NUMA nodes with memory for this process; none where the kernel tells none.
+    node:              the one node that all of this is about, None for the whole host.
     """
 
     mem_total: int
@@ -68,6 +88,24 @@ class MemoryInfo:
     default_huge_page: int
     shmem_thp: str
     thp_size: int
+    nodes: tuple[NumaNode, ...] = ()
+    node: int | None = None
+
+    def on_node(self, number: int) -> MemoryInfo:
+        """Return what one of `nodes` can give: limits of the whole host go on to count.
+
+        Unchanged when that node has gone meanwhile: mapping its pages says so.
+        """
+        found = next((node for node in self.nodes if node.number == number), None)
+        if found is None:
+            return self
+        return replace(
+            self,
+            mem_total=found.total,
+            mem_available=min(found.available, self.mem_available),
+            huge_pages=found.huge_pages,
+            node=number,
+        )
 
     def pool_of(self, page_size: int) -> HugePagePool | None:
         """Return the pool of huge pages of a size, None when the kernel has none."""
@@ -79,25 +117,28 @@ def read_memory_info(root: Path = Path("/")) -> MemoryInfo:
 
     Args: root: directory that holds `proc` and `sys`; another one only in tests.
     """
-    meminfo = _read_meminfo(root)
+    meminfo = _read_meminfo(root / "proc/meminfo")
     groups = _Cgroups(root)
     thp = root / "sys/kernel/mm/transparent_hugepage"
+    pools = tuple(_read_pools(root, groups))
     return MemoryInfo(
         mem_total=meminfo.get("MemTotal", 0),
         mem_available=meminfo.get("MemAvailable", meminfo.get("MemFree", 0)),
         cgroup=groups.memory_limit(),
-        huge_pages=tuple(_read_pools(root, groups)),
+        huge_pages=pools,
         default_huge_page=meminfo.get("Hugepagesize", 0),
         shmem_thp=_chosen(_read(thp / "shmem_enabled")),
         thp_size=_read_int(thp / "hpage_pmd_size") or 0,
+        nodes=tuple(_read_nodes(root, pools)),
     )
 
 
-def _read_meminfo(root: Path) -> dict[str, int]:
-    """Return the sizes of /proc/meminfo in bytes; counts (HugePages_*) are left out."""
+def _read_meminfo(path: Path) -> dict[str, int]:
+    """Return the sizes of a meminfo file in bytes; counts (HugePages_*) are left out."""
     found = {}
-    for line in _read(root / "proc/meminfo").splitlines():
+    for line in _read(path).splitlines():
         name, _, rest = line.partition(":")
+        name = name.split()[-1] if name.strip() else ""  # the file of a node: "Node 0 MemFree"
         parts = rest.split()
         if len(parts) == 2 and parts[0].isdecimal() and parts[1] == "kB":
             found[name] = int(parts[0]) * KIB
@@ -120,6 +161,48 @@ def _read_pools(root: Path, groups: _Cgroups) -> Iterator[HugePagePool]:
             free=max(0, free - reserved),
             cgroup=groups.huge_page_limit(page_size),
         )
+
+
+def _read_nodes(root: Path, pools: tuple[HugePagePool, ...]) -> Iterator[NumaNode]:
+    """Yield the nodes that have memory and that the cpuset of this process allows."""
+    base = root / "sys/devices/system/node"
+    status = _read(root / "proc/self/status")
+    _, told, rest = status.partition("Mems_allowed_list:")
+    allowed = _read_list(rest.partition("\n")[0]) if told else None
+    for number in _read_list(_read(base / "has_memory") or _read(base / "online")):
+        if allowed is not None and number not in allowed:
+            continue
+        directory = base / f"node{number}"
+        sizes = _read_meminfo(directory / "meminfo")
+        droppable = sizes.get("Inactive(file)", 0) + sizes.get("SReclaimable", 0) // 2
+        yield NumaNode(
+            number=number,
+            total=sizes.get("MemTotal", 0),
+            available=sizes.get("MemFree", 0) + droppable,
+            huge_pages=tuple(_pool_on(directory, number, pool) for pool in pools),
+        )
+
+
+def _pool_on(directory: Path, number: int, whole: HugePagePool) -> HugePagePool:
+    """Return a node's part of a pool.
+
+    Promised pages are counted for the whole host only: they may be any of the free ones.
+    """
+    own = directory / f"hugepages/hugepages-{whole.page_size // KIB}kB"
+    free = min(_read_int(own / "free_hugepages") or 0, whole.free)
+    total = _read_int(own / "nr_hugepages") or 0
+    return replace(whole, total=total, free=free, node=number)
+
+
+def _read_list(text: str) -> list[int]:
+    """Return the numbers of a kernel list: `0-2,5` -> 0, 1, 2, 5; [] for anything else."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return []
+        found.extend(range(int(first), min(int(last or first), int(first) + _NODES_MAX) + 1))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from kvd.core.errors import LocalError
 from kvd.core.units import MIB, align_down, align_up, format_size
 from kvd.memory.memory_info import CgroupLimit, HugePagePool, MemoryInfo
+from kvd.memory.numa import ANYWHERE, Placement
 
 HugePagesMode: TypeAlias = Literal["require", "prefer", "off"]
 PageKind: TypeAlias = Literal["hugetlb", "thp", "base"]
@@ -32,6 +33,7 @@ class PagePlan:
     size:      bytes, what was asked rounded up to whole pages.
     required:  getting smaller pages than planned is an error.
     reason:    one sentence for the status: why these pages.
+    placement: on which NUMA nodes they are to be.
     """
 
     asked: int
@@ -40,6 +42,7 @@ class PagePlan:
     size: int
     required: bool
     reason: str
+    placement: Placement = ANYWHERE
 
 
 def check_fits(
@@ -51,6 +54,7 @@ def check_fits(
     *,
     setting: str = "pool.size",
     page_size: int = BASE_PAGE,
+    placement: Placement = ANYWHERE,
 ) -> PagePlan:
     """Choose the pages of a region and check that the host can give them.
 
@@ -63,6 +67,7 @@ def check_fits(
             counts for other pages only.
         setting: what the remedy tells to change.
         page_size: the base page of the host.
+        placement: bound to a NUMA node, only what that node has counts.
 
     Raises:
         LocalError(hugepages_short): required, and too few are free.
@@ -70,6 +75,7 @@ def check_fits(
     """
     if need_bytes <= 0:
         raise ValueError(f"need_bytes must be positive, got {need_bytes}")
+    info = placement.narrow(info)
     why = "huge pages are off"
     if huge_pages != "off":
         short = _huge_page_shortage(region, need_bytes, info, headroom, setting)
@@ -82,6 +88,7 @@ def check_fits(
                 size=align_up(need_bytes, huge),
                 required=huge_pages == "require",
                 reason=f"{huge_pages}: pages of {format_size(huge)} from the kernel's pool",
+                placement=placement,
             )
         if huge_pages == "require":
             raise short
@@ -91,7 +98,7 @@ def check_fits(
     kind: PageKind = "base"
     if huge_pages == "prefer" and info.shmem_thp in _THP_FOR_SHARED:
         kind, why = "thp", f"{why} Transparent huge pages are used instead."
-    return PagePlan(need_bytes, kind, page_size, size, False, why)
+    return PagePlan(need_bytes, kind, page_size, size, False, why, placement)
 
 
 def check_memory(
@@ -109,6 +116,7 @@ def check_memory(
 
     Args:
         need_bytes: still to be taken.
+        info: the host at this moment, or one NUMA node of it (`Placement.narrow`).
         populated: bytes that the region has taken already.
 
     Raises: LocalError(memory_short): names the tightest limit and the largest size that fits.
@@ -121,6 +129,8 @@ def check_memory(
         fix = f"Set {setting} to at most {format_size(largest)}, or free memory first."
     else:
         fix = f"Free memory first, or lower pool.headroom ({format_size(headroom)})."
+    if info.node is not None:
+        fix = f"{fix} Other NUMA nodes are not used: see {setting.partition('.')[0]}.numa_node."
     raise LocalError(
         "memory_short",
         region=region,
@@ -136,7 +146,7 @@ def hugepages_short(region: str, need_bytes: int, pool: HugePagePool) -> LocalEr
     need = align_up(need_bytes, pool.page_size) // pool.page_size
     total = pool.total + max(1, need - pool.free)
     command = _reserve_command(pool, total)
-    return _short_error(region, need, pool.free, format_size(pool.page_size), command)
+    return _short_error(region, need, pool.free, _page_text(pool), command)
 
 
 def _huge_page_shortage(
@@ -144,11 +154,11 @@ def _huge_page_shortage(
 ) -> LocalError | None:
     """Return the refusal when huge pages cannot hold the region, None when they can."""
     page_size = info.default_huge_page
-    shown = format_size(page_size)
     pool = info.pool_of(page_size)
     if pool is None:
         fix = 'This kernel has no huge pages: use huge_pages = "off".'
         return _short_error(region, "some", 0, "any size", fix)
+    shown = _page_text(pool)
     need = align_up(need_bytes, page_size) // page_size
     if pool.cgroup is not None and need * page_size > pool.cgroup.free:
         allowed = pool.cgroup.free // page_size
@@ -162,7 +172,8 @@ def _huge_page_shortage(
         fits = pool.free * page_size + max(0, info.mem_available - headroom)
         largest = align_down(fits, page_size)
         remedy = f"Set {setting} to at most {format_size(largest)}: " if largest else ""
-        fix = f"{remedy}the host has no memory for more huge pages."
+        whose = "the host" if info.node is None else f"NUMA node {info.node}"
+        fix = f"{remedy}{whose} has no memory for more huge pages."
         return _short_error(region, need, pool.free, shown, fix[0].upper() + fix[1:])
     return hugepages_short(region, need_bytes, pool)
 
@@ -178,19 +189,30 @@ def _short_error(region: str, need: object, free: int, page_size: str, fix: str)
     )
 
 
+def _page_text(pool: HugePagePool) -> str:
+    """The size of a page, and its node where that counts."""
+    on_node = "" if pool.node is None else f" on NUMA node {pool.node}"
+    return f"{format_size(pool.page_size)}{on_node}"
+
+
 def _reserve_command(pool: HugePagePool, total: int) -> str:
+    name = f"hugepages-{pool.page_size // 1024}kB"
+    if pool.node is not None:
+        where = f"/sys/devices/system/node/node{pool.node}/hugepages/{name}/nr_hugepages"
+        return f"Run `echo {total} > {where}` as root, at each boot."
     if pool.page_size == 2 * MIB:
         return (
             f"Run `echo {total} > /proc/sys/vm/nr_hugepages` as root, and to keep it set "
             f"vm.nr_hugepages = {total} in /etc/sysctl.d/60-kvd.conf."
         )
-    name = f"hugepages-{pool.page_size // 1024}kB"
     return f"Run `echo {total} > /sys/kernel/mm/hugepages/{name}/nr_hugepages` as root."
 
 
 def _tightest(info: MemoryInfo) -> tuple[int, str]:
     """Return the bytes that can be taken and the limit that says so."""
     host = f"MemAvailable of {_rounded(info.mem_total)}"
+    if info.node is not None:
+        host = f"on NUMA node {info.node}, which has {_rounded(info.mem_total)}"
     if info.cgroup is not None and info.cgroup.free < info.mem_available:
         return info.cgroup.free, _cgroup_text(info.cgroup)
     return info.mem_available, host

@@ -24,7 +24,9 @@ from typing import Final
 
 from kvd.core.errors import LocalError
 from kvd.core.units import KIB, align_up, format_size
+from kvd.memory.lock_pages import lock_pages
 from kvd.memory.memory_info import HugePagePool, MemoryInfo, read_memory_info
+from kvd.memory.numa import ANY, Placement, bytes_by_node, choose_placement, place
 from kvd.memory.preflight import HugePagesMode, PageKind, PagePlan, check_fits, hugepages_short
 from kvd_kernels.host import Mapping
 
@@ -45,6 +47,10 @@ class RegionSnapshot:
     page_kind: hugetlb, thp or base, as planned.
     page_size: page size that the kernel reports for the mapping.
     huge:      bytes mapped with huge pages, as the kernel reports it.
+    node:      NUMA node that was asked for: any, interleave or a number.
+    nodes:     where the populated part is, as the kernel reports it: (node, bytes); () unknown.
+    stray:     bytes of these that are on another node than was asked for.
+    locked:    whether its pages are kept from the swap space.
     provider:  who owns the memory.
     survives:  whose death the content outlives.
     reason:    why these pages.
@@ -60,6 +66,10 @@ class RegionSnapshot:
     huge: int
     survives: tuple[str, ...]
     reason: str
+    node: str = ANY
+    nodes: tuple[tuple[int, int], ...] = ()
+    stray: int = 0
+    locked: bool = False
 
 
 class MemfdRegion:
@@ -73,6 +83,7 @@ class MemfdRegion:
         self._mapping = mapping
         self._plan = plan
         self._survives = survives
+        self._locked = False
         self._populated = 0
         # Held during each step of populating, so that close waits for the step's end.
         self._lock = threading.Lock()
@@ -84,6 +95,7 @@ class MemfdRegion:
         plan: PagePlan,
         *,
         survives: tuple[str, ...] = ("engine",),
+        lock: bool = False,
     ) -> MemfdRegion:
         """Make and map a region of plan.size bytes; its content is zero.
 
@@ -91,10 +103,12 @@ class MemfdRegion:
             name: shown in /proc/PID/maps and the status; letters, digits and "._-" only.
             plan: from `preflight.check_fits`.
             survives: whose death the content outlives; a holder or fd store adds "daemon".
+            lock: keep its pages from the swap space.
 
         Raises:
             LocalError(hugepages_short): the huge pages were taken since the plan was made.
-            LocalError(memory_short): the file cannot be made or mapped.
+            LocalError(memory_short): the file cannot be made, mapped or locked.
+            LocalError(numa_unusable): its pages cannot be bound to their NUMA nodes.
             ValueError: bad name.
         Leaves: on an error nothing: no fd, no mapping.
         """
@@ -109,11 +123,13 @@ class MemfdRegion:
             except OSError as error:
                 raise _refusal(name, plan, plan.size, error) from error
             undo.callback(mapping.close)
+            made = cls(name, fd, mapping, plan, survives)
+            made.settle(plan.placement, lock=lock)
             if plan.kind == "thp":
                 _advise_huge(mapping)
             _check_pages(name, mapping, plan)
             undo.pop_all()
-        return cls(name, fd, mapping, plan, survives)
+        return made
 
     @classmethod
     def adopt(cls, name: str, fd: int, asked: int, *, survives: tuple[str, ...]) -> MemfdRegion:
@@ -121,7 +137,7 @@ class MemfdRegion:
 
         Args:
             fd: of the memfd; owned by the region from now on, on an error by the caller.
-            asked: what the configuration or the engine asks for now, bytes.
+            asked: what the configuration or the engine asks for now, bytes; 0 for what it has.
 
         Raises: ValueError: no such file. LocalError(memory_short): it cannot be mapped.
         """
@@ -133,16 +149,28 @@ class MemfdRegion:
             raise ValueError(f"what was kept as {name} is not sealed")
         kind: PageKind = "hugetlb" if status.st_blksize > os.sysconf("SC_PAGE_SIZE") else "base"
         reason = "taken over from the last life of kvd"
-        plan = PagePlan(asked, kind, status.st_blksize, status.st_size, False, reason)
+        size = status.st_size
+        plan = PagePlan(asked or size, kind, status.st_blksize, size, False, reason)
         try:
-            mapping = Mapping(fd, status.st_size, writable=True)
+            mapping = Mapping(fd, size, writable=True)
         except OSError as error:
             raise _refusal(name, plan, plan.size, error) from error
         made = cls(name, fd, mapping, plan, survives)
         # Resident already, as far as it was: only what an early death left out is populated.
-        if status.st_blocks * 512 >= status.st_size:
-            made._populated = status.st_size
+        if status.st_blocks * 512 >= size:
+            made._populated = size
         return made
+
+    def settle(self, placement: Placement, *, lock: bool) -> None:
+        """Say where pages that come from now on are to be, and whether none is ever swapped.
+
+        Raises: LocalError(numa_unusable | memory_short): the kernel does not do it.
+        """
+        place(self._name, self._mapping, placement)
+        self._plan = replace(self._plan, placement=placement)
+        if lock and not self.uses_huge_pages:  # those are never swapped
+            lock_pages(self._name, self._mapping, at_once=self._populated > 0)
+        self._locked = lock
 
     @property
     def name(self) -> str:
@@ -219,23 +247,25 @@ class MemfdRegion:
         self._check_open()
         pages = _read_smaps(self._mapping.address)
         huge = pages.get("ShmemPmdMapped", 0) + pages.get("Shared_Hugetlb", 0)
-        return RegionSnapshot(
-            name=self._name,
-            provider="memfd",
-            asked=self._plan.asked,
+        nodes = bytes_by_node(self._mapping, self._populated, self._plan.page_size)
+        return replace(
+            self.planned_snapshot(),
             got=os.fstat(self._fd).st_size,
-            populated=self._populated,
-            page_kind=self._plan.kind,
             page_size=pages.get("KernelPageSize", 0),
             huge=huge + pages.get("Private_Hugetlb", 0),
-            survives=self._survives,
-            reason=self._plan.reason,
+            nodes=nodes,
+            stray=self.placement.strays(nodes),
         )
 
     @property
     def uses_huge_pages(self) -> bool:
         """Whether its pages come from the kernel's pool, which is reserved already."""
         return self._plan.kind == "hugetlb"
+
+    @property
+    def placement(self) -> Placement:
+        """On which NUMA nodes its pages are to be."""
+        return self._plan.placement
 
     def planned_snapshot(self) -> RegionSnapshot:
         """As `snapshot`, from the plan alone: the kernel is not asked."""
@@ -250,6 +280,8 @@ class MemfdRegion:
             huge=0,
             survives=self._survives,
             reason=self._plan.reason,
+            node=self.placement.asked,
+            locked=self._locked,
         )
 
     def close(self) -> None:
@@ -277,6 +309,8 @@ def make_region(
     *,
     setting: str = "pool.size",
     survives: tuple[str, ...] = ("engine",),
+    numa_node: str = ANY,
+    lock: bool = False,
     read_info: Callable[[], MemoryInfo] = read_memory_info,
 ) -> MemfdRegion:
     """Plan a region, check that it fits and create it; not yet populated.
@@ -284,27 +318,40 @@ def make_region(
     With `prefer`, huge pages that somebody else takes between plan and mapping are no error: the
     region is planned again on other pages, and its reason says so.
 
-    Args and errors: as `preflight.check_fits` and `MemfdRegion.create`.
+    Args and errors: as `preflight.check_fits`, `numa.choose_placement` and `MemfdRegion.create`.
     """
     page_size = os.sysconf("SC_PAGE_SIZE")
+    here = read_info()
+    placement = choose_placement(name, numa_node, here)
 
     def plan_for(mode: HugePagesMode, info: MemoryInfo) -> PagePlan:
         return check_fits(
-            name, need_bytes, mode, info, headroom, setting=setting, page_size=page_size
+            name,
+            need_bytes,
+            mode,
+            info,
+            headroom,
+            setting=setting,
+            page_size=page_size,
+            placement=placement,
         )
 
-    plan = plan_for(huge_pages, read_info())
+    plan = plan_for(huge_pages, here)
     try:
-        return MemfdRegion.create(name, plan, survives=survives)
+        return MemfdRegion.create(name, plan, survives=survives, lock=lock)
     except LocalError as error:
         if plan.kind != "hugetlb" or plan.required or error.code != "hugepages_short":
             raise
         taken = replace(plan_for("prefer", _without_huge_pages(read_info())), reason=str(error))
-    return MemfdRegion.create(name, taken, survives=survives)
+    return MemfdRegion.create(name, taken, survives=survives, lock=lock)
 
 
 def _without_huge_pages(info: MemoryInfo) -> MemoryInfo:
-    return replace(info, huge_pages=tuple(replace(pool, free=0) for pool in info.huge_pages))
+    def emptied(pools: tuple[HugePagePool, ...]) -> tuple[HugePagePool, ...]:
+        return tuple(replace(pool, free=0) for pool in pools)
+
+    nodes = tuple(replace(node, huge_pages=emptied(node.huge_pages)) for node in info.nodes)
+    return replace(info, huge_pages=emptied(info.huge_pages), nodes=nodes)
 
 
 def _check_name(name: str) -> None:
@@ -329,7 +376,7 @@ def _refusal(name: str, plan: PagePlan, need: int, error: OSError) -> LocalError
     """Turn an allocation that the kernel refused into an error with a remedy."""
     if plan.kind == "hugetlb" and error.errno in (errno.ENOMEM, errno.ENOSPC, errno.ENODEV):
         none = HugePagePool(plan.page_size, 0, 0, None)
-        pool = read_memory_info().pool_of(plan.page_size)
+        pool = plan.placement.narrow(read_memory_info()).pool_of(plan.page_size)
         return hugepages_short(name, need, pool or none)
     return LocalError(
         "memory_short",

@@ -31,6 +31,8 @@ class LoopMeter:
         self.gates = 0
         self.gate_ns = 0
         self.gate_ns_max = 0
+        self.oom_score_adj = 0
+        """How readily the kernel ends this process, as found at start."""
         self.relief: Callable[[], None] | None = None
         """Called after every measured callback; measured under its own name."""
 
@@ -95,6 +97,7 @@ class LoopMeter:
             "gate_store_seconds": self.gate_ns / 1e9,
             "gate_store_seconds_max": self.gate_ns_max / 1e9,
             "rss_bytes": float(_rss_bytes()),
+            "oom_score_adj": float(self.oom_score_adj),
         }
 
 

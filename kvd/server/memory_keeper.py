@@ -23,6 +23,7 @@ from kvd.memory.inheritance import META, POOL, RECORD, Inheritance, Wanted, inhe
 from kvd.memory.layout_v1 import MetaTable, Superblock, meta_bytes
 from kvd.memory.memory_info import read_memory_info
 from kvd.memory.node_record import RECORD_BYTES, NodeRecord, RecordFile
+from kvd.memory.numa import choose_placement
 from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all, kept_member, kept_region
 from kvd.memory.owners.choose import choose_owner, find_owner
 from kvd.memory.preflight import check_memory
@@ -100,6 +101,7 @@ class MemoryKeeper:
     def _make_pool(self, hold_socket: Path) -> None:
         """Runs in the worker thread: a holder may have to be started."""
         pool = self._config.pool
+        choose_placement(POOL, pool.numa_node, read_memory_info())  # before anything is touched
         self._hold_socket = hold_socket
         self.owner, unkept = find_owner(pool.owner, hold_socket, pool.hold_ttl)
         wanted = Wanted(pool.size, pool.block_count_max, pool.huge_pages)
@@ -113,9 +115,15 @@ class MemoryKeeper:
         if self.inherited is not None:
             return
         self._data = make_region(
-            POOL, pool.size, pool.huge_pages, pool.headroom, survives=self.owner.survives
+            POOL,
+            pool.size,
+            pool.huge_pages,
+            pool.headroom,
+            survives=self.owner.survives,
+            numa_node=pool.numa_node,
+            lock=pool.lock,
         )
-        # Headers for the most blocks there can be; pages come as they are written.
+        # Headers for the most blocks there can be.
         self._meta_region = self._make_small(META, meta_bytes(self._most_blocks()))
         self._record_region = self._make_small(RECORD, RECORD_BYTES)
         self._record = RecordFile(self._record_region.mapping)
@@ -124,7 +132,11 @@ class MemoryKeeper:
         self.owner.confirm()
 
     def _make_small(self, name: str, num_bytes: int) -> MemfdRegion:
-        return make_region(name, num_bytes, "off", 0, survives=self.owner.survives)
+        """Pages come as they are written; they must fit beside what the pool has yet to take."""
+        left = 0
+        if self._data is not None and not self._data.uses_huge_pages:
+            left = self._data.size - self._data.populated
+        return make_region(name, num_bytes, "off", left, survives=self.owner.survives)
 
     def _take_over(self, found: Inheritance) -> set[str]:
         """Returns the names under which what is used is kept."""
@@ -132,7 +144,19 @@ class MemoryKeeper:
         self._record_region, self._record = found.record_region, found.record
         self._meta, self._is_fresh = found.table, False
         self._regions.update(found.regions)
+        self._settle(found.data, self._config.pool.numa_node)
+        for region in found.regions.values():
+            self._settle(region, self._config.regions.numa_node)
+            self._snapshots[region] = region.snapshot()
         return {POOL, META, RECORD, *found.pidfds, *map(kept_region, found.regions)}
+
+    def _settle(self, region: MemfdRegion, numa_node: str) -> None:
+        """As configured now; what cannot be had is said, and no reason to lose the content."""
+        try:
+            placement = choose_placement(region.name, numa_node, read_memory_info())
+            region.settle(placement, lock=self._config.pool.lock)
+        except LocalError as error:
+            self.note = f"{self.note}; {error.what}"
 
     def _most_blocks(self) -> int:
         return min(self._config.pool.block_count_max, self._config.pool.size // 64 + 1)
@@ -177,7 +201,7 @@ class MemoryKeeper:
             check_memory(
                 region.name,
                 left,
-                read_memory_info(),
+                region.placement.narrow(read_memory_info()),
                 headroom,
                 setting=setting,
                 populated=region.populated,
@@ -245,6 +269,8 @@ class MemoryKeeper:
             self._config.pool.headroom,
             setting="regions.size_max",
             survives=self.owner.survives,
+            numa_node=self._config.regions.numa_node,
+            lock=self._config.pool.lock,
         )
         try:
             self._populate(region, "regions.size_max")

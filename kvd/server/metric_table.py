@@ -45,6 +45,14 @@ _MEMORY: Final = (
     _gauge("region_bytes", "Size, rounded up to whole pages.", "region"),
     _gauge("region_populated_bytes", "Resident so far.", "region"),
     _gauge("region_huge_bytes", "Mapped with huge pages.", "region"),
+    _gauge("region_page_bytes", "Size of its pages, as the kernel reports it.", "region"),
+    _gauge(
+        "region_node_bytes",
+        "Populated bytes by NUMA node, as the kernel reports them.",
+        "region",
+        "node",
+    ),
+    _gauge("region_stray_bytes", "Of these, on another node than was asked for.", "region"),
 )
 
 _POOL: Final = (

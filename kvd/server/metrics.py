@@ -145,6 +145,10 @@ def _memory(view: NodeView, samples: Samples) -> None:
         samples.put("region_bytes", region.got, region.name)
         samples.put("region_populated_bytes", region.populated, region.name)
         samples.put("region_huge_bytes", region.huge, region.name)
+        samples.put("region_page_bytes", region.page_size, region.name)
+        for node, count in region.nodes:
+            samples.put("region_node_bytes", count, region.name, str(node))
+        samples.put("region_stray_bytes", region.stray, region.name)
 
 
 def _pool(state: State, samples: Samples) -> None:

@@ -81,6 +81,13 @@ class RegionView(Model):
     page_bytes: Count = Field(description="Page size that the kernel reports.")
     huge_bytes: Count = Field(description="Mapped with huge pages, as the kernel reports it.")
     reason: str = Field(description="Why these pages.")
+    node: str = Field(description="NUMA node that was asked for: any, interleave or a number.")
+    node_bytes: dict[str, Count] = Field(
+        description="Populated bytes on each NUMA node, as the kernel reports them; empty unless "
+        "it does. From a sample of the pages of a large region."
+    )
+    stray_bytes: Count = Field(description="Of these, on another node than was asked for.")
+    locked: bool = Field(description="Kept from the swap space.")
 
 
 class BlockCounts(Model):

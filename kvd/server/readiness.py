@@ -12,6 +12,7 @@ from typing import Final
 
 from kvd.core.ids import MemberRef
 from kvd.core.state import State
+from kvd.core.units import format_size
 from kvd.memory.region import RegionSnapshot
 from kvd.server.invariants import Checked
 from kvd.server.models import Reason
@@ -40,6 +41,7 @@ DEGRADED_CODES: Final = (
     "read_quarantined",
     "member_silent",
     "huge_pages",
+    "numa_node",
 )
 """Codes of reasons why an operator should look."""
 
@@ -112,6 +114,13 @@ def _troubles(view: NodeView, survey: Survey, checked: Checked) -> Iterator[tupl
             what = f"Region {region.name} has no huge pages, which are preferred. {region.reason}"
             remedy = 'Reserve them and restart kvd, or set huge_pages = "off".'
             yield Reason(code="huge_pages", what=what, remedy=remedy), False
+        if region.stray:
+            what = (
+                f"Region {region.name} is to be on NUMA node {region.node}, but "
+                f"{format_size(region.stray)} of it are elsewhere."
+            )
+            remedy = "Drop the pool and restart kvd, so that its pages are made anew."
+            yield Reason(code="numa_node", what=what, remedy=remedy), False
 
 
 def lacks_huge_pages(region: RegionSnapshot) -> bool:

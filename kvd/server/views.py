@@ -159,6 +159,10 @@ def _region_view(region: RegionSnapshot) -> RegionView:
         page_bytes=region.page_size,
         huge_bytes=region.huge,
         reason=region.reason,
+        node=region.node,
+        node_bytes={str(node): count for node, count in region.nodes},
+        stray_bytes=region.stray,
+        locked=region.locked,
     )
 
 

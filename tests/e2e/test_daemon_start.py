@@ -17,7 +17,7 @@ import pytest
 from engine_shim.reference.demo.processes import clean_environment
 from kvd import __version__
 from kvd.memory.memory_info import read_memory_info
-from tests.capabilities import lacking
+from tests.capabilities import lacking, need_command
 from tests.integration.live_kvd import MIB, LiveKvd
 
 LOCK = "kvd.lock"
@@ -193,6 +193,57 @@ def test_huge_pages_that_are_missing(directory: Path) -> None:
     assert f"{pool.free} are free" in said
     assert f"echo {pool.total + 8} > /proc/sys/vm/nr_hugepages" in said
     assert f"vm.nr_hugepages = {pool.total + 8}" in said
+
+
+def test_a_numa_node_that_is_not_there(directory: Path) -> None:
+    said = refused("pool.numa_node=1023", directory=directory)
+    assert said.startswith("kvd: numa_unusable: pool is to be on NUMA node 1023, but kvd may use")
+    assert 'Set numa_node to one of these, to "interleave" or to "any".' in said
+
+
+def test_headers_must_fit_beside_the_pool(directory: Path) -> None:
+    """The pool alone would fit: its pages are not taken yet when the headers are made."""
+    size = read_memory_info().mem_available * 98 // 100 // MIB
+    said = refused(f"pool.size={size}MiB", "pool.block_count_max=16777216", directory=directory)
+    assert said.startswith("kvd: memory_short: pool-meta needs ")
+
+
+def test_an_oom_score_that_the_kernel_does_not_take(directory: Path) -> None:
+    setpriv = need_command("setpriv", "util-linux")
+    run_path = directory / "run"
+    drop = "-sys_resource"
+    command = [setpriv, f"--bounding-set={drop}", f"--inh-caps={drop}"] if not os.getuid() else []
+    done = subprocess.run(
+        [
+            *command,
+            *(sys.executable, "-m", "kvd", "--runtime-dir", str(run_path)),
+            *("--set", "server.oom_score_adj=-999"),
+        ],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvd: oom_score_refused: server.oom_score_adj is -999, but the")
+    assert "OOMScoreAdjust=-999 in the unit" in done.stderr
+    assert left(run_path) == [LOCK]
+
+
+def test_where_the_memory_is_and_how_it_is_kept() -> None:
+    nodes = read_memory_info().nodes
+    if not nodes:
+        lacking("NUMA nodes (/sys/devices/system/node)", "mount -t sysfs sysfs /sys")
+    asked = str(nodes[0].number)
+    with LiveKvd(f"pool.numa_node={asked}", "pool.lock=true", "server.oom_score_adj=77") as kvd:
+        status = kvd.status()
+        pool = next(region for region in status["regions"] if region["name"] == "pool")
+        assert pool["asked_bytes"] == pool["got_bytes"] == pool["populated_bytes"] == 4 * MIB
+        assert (pool["node"], pool["node_bytes"]) == (asked, {asked: 4 * MIB})
+        assert (pool["stray_bytes"], pool["locked"], pool["page_bytes"]) == (0, True, 4096)
+        assert status["process"]["oom_score_adj"] == 77
+        assert Path(f"/proc/{kvd.pid}/oom_score_adj").read_text() == "77\n"
 
 
 # Runtime directory --------------------------------------------------------------------------------

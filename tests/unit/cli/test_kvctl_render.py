@@ -52,7 +52,8 @@ def busy_node() -> FakeNode:
         counters={"frames_received": 812, "frames_refused_unauthorized": 2},
         the_regions=[
             region(reason="prefer: pool needs 1 huge pages of 2MiB but 0 are free."),
-            region(name="pool-meta", got=64 << 10, populated=64 << 10),
+            region(name="pool-meta", asked=63 << 10, got=64 << 10, populated=64 << 10, nodes=()),
+            region(name="region-d0", node="0", nodes=((0, 768 << 10), (1, 256 << 10)), locked=True),
         ],
     )
     who = node.join(ref("prefill-0", "worker0", 0xA1))

@@ -8,32 +8,11 @@ import pytest
 
 from kvd.core.units import GIB, KIB, MIB
 from kvd.memory.memory_info import CgroupLimit, read_memory_info
+from tests.unit.memory.machines import machine, write
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNT = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 V1_HUGETLB = "36 31 0:33 / /sys/fs/cgroup/hugetlb rw - cgroup cgroup rw,hugetlb\n"
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    """Write files below a root."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def machine(root: Path, mounts: str, member: str, files: dict[str, str]) -> None:
-    """Write a machine of 64 GiB with these control groups."""
-    write(
-        root,
-        {
-            "proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1024 kB\nMemAvailable: 33554432 kB\n"
-            "HugePages_Total: 7\nHugepagesize: 2048 kB\n",
-            "proc/self/mountinfo": mounts,
-            "proc/self/cgroup": member,
-            **files,
-        },
-    )
 
 
 def test_nothing_readable_means_nothing_available(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def region(**changes: object) -> RegionSnapshot:
         huge=0,
         survives=("engine",),
         reason="huge pages are off",
+        nodes=((0, 1 << 20),),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 

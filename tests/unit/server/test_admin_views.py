@@ -133,6 +133,16 @@ def test_huge_pages_that_were_preferred_and_not_had(
     assert codes(node) == ([], ["huge_pages"] if lacking else [])
 
 
+def test_memory_on_another_node_than_asked_needs_an_operator() -> None:
+    nodes = ((0, 1 << 19), (1, 1 << 19))
+    node = FakeNode(the_regions=[region(node="0", nodes=nodes, stray=1 << 19)])
+    assert codes(node) == ([], ["numa_node"])
+    (reason,) = look(node).degraded
+    assert reason.what == "Region pool is to be on NUMA node 0, but 512KiB of it are elsewhere."
+    (shown,) = look(node).regions
+    assert (shown.node, shown.node_bytes) == ("0", {"0": 1 << 19, "1": 1 << 19})
+
+
 def test_preferring_is_told_by_the_start_of_the_reason() -> None:
     bare = MemoryInfo(1 << 40, 1 << 40, None, (), 0, "never", 0)
     assert check_fits("pool", 1 << 20, "prefer", bare, 0).reason.startswith(PREFERRED)

@@ -33,7 +33,7 @@ def figures(node: FakeNode) -> Figures:
     }
 
 
-def value(node: FakeNode, name: str, **labels: str) -> float:
+def value(node: FakeNode, name: str, /, **labels: str) -> float:
     return figures(node)[name, frozenset(labels.items())]
 
 
@@ -194,6 +194,9 @@ def test_state_of_the_node() -> None:
     assert value(node, "kvd_rss_bytes") == 2.0**20
     assert value(node, "kvd_info", version="0.1.0", boot_id="b0" * 16) == 1
     assert value(node, "kvd_region_populated_bytes", region="pool") == 1 << 20
+    assert value(node, "kvd_region_page_bytes", region="pool") == 4096
+    assert value(node, "kvd_region_node_bytes", region="pool", node="0") == 1 << 20
+    assert value(node, "kvd_region_stray_bytes", region="pool") == 0
 
 
 def test_holds_and_waits() -> None:
