@@ -10,7 +10,6 @@ would turn another process's reads into SIGBUS.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -19,12 +18,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from kvd.core.errors import LocalError
 from kvd.core.units import KIB, align_up, format_size
-from kvd.memory.lock_pages import lock_pages
+from kvd.memory.kernel_pages import advise_huge, lock_pages, read_smaps
 from kvd.memory.memory_info import HugePagePool, MemoryInfo, read_memory_info
 from kvd.memory.numa import ANY, Placement, bytes_by_node, choose_placement, place
 from kvd.memory.preflight import HugePagesMode, PageKind, PagePlan, check_fits, hugepages_short
@@ -32,7 +30,6 @@ from kvd_kernels.host import Mapping
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-_MADV_HUGEPAGE: Final = 14
 _HUGE_SHIFT: Final = 26  # MFD_HUGE_SHIFT: log2 of the page size goes above this bit
 _NAME_BYTES_MAX: Final = 200  # memfd_create takes 249
 
@@ -126,7 +123,7 @@ class MemfdRegion:
             made = cls(name, fd, mapping, plan, survives)
             made.settle(plan.placement, lock=lock)
             if plan.kind == "thp":
-                _advise_huge(mapping)
+                advise_huge(mapping)
             _check_pages(name, mapping, plan)
             undo.pop_all()
         return made
@@ -245,7 +242,7 @@ class MemfdRegion:
     def snapshot(self) -> RegionSnapshot:
         """Return what the region is now; reads /proc/self/smaps (milliseconds when large)."""
         self._check_open()
-        pages = _read_smaps(self._mapping.address)
+        pages = read_smaps(self._mapping.address)
         huge = pages.get("ShmemPmdMapped", 0) + pages.get("Shared_Hugetlb", 0)
         nodes = bytes_by_node(self._mapping, self._populated, self._plan.page_size)
         return replace(
@@ -388,13 +385,6 @@ def _refusal(name: str, plan: PagePlan, need: int, error: OSError) -> LocalError
     )
 
 
-def _advise_huge(mapping: Mapping) -> None:
-    """Ask for transparent huge pages; without them the region works on ordinary pages."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    libc.madvise(mapping.address, mapping.size, _MADV_HUGEPAGE)
-
-
 def _check_pages(name: str, mapping: Mapping, plan: PagePlan) -> None:
     """Compare the kernel's page size with the plan: a silent downgrade is an error."""
     got = mapping.smaps_page_kb() * KIB
@@ -407,22 +397,3 @@ def _check_pages(name: str, mapping: Mapping, plan: PagePlan) -> None:
             free=0,
             fix=f"The kernel gave pages of {format_size(got)}; check its huge page settings.",
         )
-
-
-def _read_smaps(address: int) -> dict[str, int]:
-    """Return the sizes (bytes) that /proc/self/smaps shows for the mapping at an address."""
-    found: dict[str, int] = {}
-    inside = False
-    with Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            head, _, rest = line.partition(" ")
-            if head.endswith(":"):
-                parts = rest.split()
-                if inside and len(parts) == 2 and parts[1] == "kB":
-                    found[head[:-1]] = int(parts[0]) * KIB
-            elif inside:
-                break
-            else:
-                low, _, high = head.partition("-")
-                inside = int(low, 16) <= address < int(high, 16)
-    return found
