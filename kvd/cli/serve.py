@@ -17,9 +17,10 @@ import uvloop
 from kvd import __version__
 from kvd.cli.daemon import EXIT_FORCED, EXIT_INVARIANT
 from kvd.config.load import LoadedConfig
-from kvd.core.errors import InvariantError
+from kvd.core.errors import InvariantError, KvdError
 from kvd.memory.oom_score import set_oom_score
 from kvd.memory.runtime import RuntimeDir, resolve_runtime_dir
+from kvd.memory.sd_notify import notify
 from kvd.server.admin import AdminServer
 from kvd.server.logs import Logs, capture_library_logs
 
@@ -42,6 +43,9 @@ def serve(loaded: LoadedConfig) -> int:
     runtime = RuntimeDir.acquire(path, others_may_enter=bool(config.server.allowed_uids))
     try:
         return _serve_in(loaded, runtime)
+    except KvdError as error:
+        notify(f"STATUS=refused to start: {error}")
+        raise
     finally:
         runtime.release()
 

@@ -22,6 +22,7 @@ from kvd.memory.sd_notify import notify
 from kvd.server.attach_socket import AttachSocket
 from kvd.server.collector import Collector
 from kvd.server.consumer_links import ConsumerLinks
+from kvd.server.heartbeat import Heartbeat
 from kvd.server.ipc import EngineSocket
 from kvd.server.last_life import LastLife
 from kvd.server.live_view import LiveView
@@ -65,6 +66,7 @@ class Daemon:
         self._last_life = LastLife(node)
         self._owner_watch = OwnerWatch(node)
         self._collector = Collector()
+        self._heart = Heartbeat()
         self._meter.relief = self._collector.young
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._attach: AttachSocket | None = None
@@ -161,7 +163,7 @@ class Daemon:
             node.is_ready = True
             self._meter.reset_max()
             node.logs.info("ready", pool_bytes=node.memory.populated)
-            notify("READY=1")
+            self._heart.ready(self._view.headline()[0])
 
     # Time -------------------------------------------------------------------------------------
 
@@ -174,6 +176,7 @@ class Daemon:
         late = asyncio.get_running_loop().time() - self._due
         self._meter.lagged(int(late * 1e9))
         self._node.tick()
+        self._heart.beat(self._due, self._view.headline)
         before = time.thread_time_ns()
         self._collector.tick(self._node.counters["frames_received"])
         self._meter.add("collector", time.thread_time_ns() - before)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from kvd import __version__
 from kvd.config.load import ConfigRow, describe
 from kvd.core.state import State
+from kvd.core.units import format_size
 from kvd.memory.region import RegionSnapshot
 from kvd.server.consumer_links import ConsumerLinks
 from kvd.server.loop_meter import LoopMeter
@@ -53,6 +54,20 @@ class LiveView:
         size = pool.size if pool is not None else 0
         percent = 100 * self._node.memory.populated // size if size else 0
         return Phase("starting", percent, "populates the pool")
+
+    def headline(self) -> tuple[str, int | None]:
+        """One line for the service manager, and the bytes populated so far while kvd starts."""
+        phase = self.phase()
+        pool = self._node.memory.pool
+        size = format_size(pool.size) if pool is not None else "none"
+        if phase.name == "starting":
+            text = f"starting: {phase.percent}% of the pool ({size}) is populated"
+            return text, self._node.memory.populated
+        if phase.name != "ready":
+            return f"{phase.name}: {phase.detail}", None
+        state = self._node.state
+        engines, members = len(state.engines), len(state.members)
+        return f"ready: pool of {size}, {engines} engines, {members} members", None
 
     def regions(self) -> Sequence[RegionSnapshot]:
         """See `NodeView`."""
