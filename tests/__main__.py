@@ -32,6 +32,7 @@ ORDER: Final = (
     "stateful",
     "sim",
     "e2e",
+    "systemd",
     "mutants",
 )
 """Known tiers, what fails soonest first; one that is not named here runs after these."""
