@@ -78,8 +78,8 @@ def test_its_command_line_is_one_that_the_daemon_takes() -> None:
 
 def test_the_holder_has_the_directory_and_the_configuration_of_the_daemon() -> None:
     arguments = shlex.split(section("kvd-hold.service", "Service")["ExecStart"])[1:]
-    assert arguments[0] == "--hold"
-    known = parser().parse_args(arguments[1:])
+    known = parser().parse_args(arguments)
+    assert known.hold
     assert (known.config, known.runtime_dir) == (Path("/etc/kvd/kvd.toml"), "/run/kvd")
 
 
