@@ -149,7 +149,7 @@ def test_stop_while_it_starts(machine: Machine) -> None:
 # Ends of every kind -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["KILL", "SEGV", "ABRT"])
+@pytest.mark.parametrize("number", ["KILL", "SEGV"])
 def test_crash_is_followed_by_a_new_life(machine: Machine, number: str) -> None:
     machine.systemctl("start", KVD)
     pid, boot_id = machine.show(KVD, "MainPID"), status(machine)["boot_id"]
