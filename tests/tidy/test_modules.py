@@ -34,7 +34,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "kvd.wire": frozenset({"msgspec"}),
         "kvd.plan": frozenset({"msgspec"}),
         "kvd.config": frozenset({"pydantic"}),
-        "kvd.memory": frozenset({HOST}),
+        "kvd.memory": frozenset({HOST, "msgspec"}),  # its record is read by later versions
         "kvd.store": frozenset({HOST}),
         "kvd.transfer": frozenset({HOST}),
         "kvd.server": frozenset(

@@ -31,7 +31,7 @@ GLOSSARY: Final = (
     Word(r"\bprefetch[ _]depth\b", "lookahead", "a prefetch depth of 2"),
     Word(r"\barenas?\b", "pool, or region", "the arena of the node"),
     Word(r"\bswap(s|ped|ping)?[ _](in|out)\b", "load, or save", "blocks swapped out"),
-    Word(r"(?<!hold_)\bttl\b", "lease, or a deadline by name", "the ttl of a pin"),
+    Word(r"(?<!hold[_-])\bttl\b", "lease, or a deadline by name", "the ttl of a pin"),
     Word(r"\breclaim(s|ed|ing)?\b", "release", "the slot is reclaimed"),
     Word(r"\bkv pages?\b", "block", "a kv page holds 16 tokens"),
     Word(r"\bonload(s|ed|ing)?\b(?!_)", "load", "onloading a layer"),

@@ -121,7 +121,7 @@ class HolderOwner:
 
     def drop(self, name: str) -> None:
         """See `MemoryOwner`."""
-        with suppress(LocalError):  # what it keeps too long goes with its ttl
+        with suppress(LocalError):  # what it keeps too long goes with its hold_ttl
             self._send(wire.DROP, name)
 
     def confirm(self) -> None:

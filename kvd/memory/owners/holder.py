@@ -1,7 +1,7 @@
 """The holder: a tiny process that keeps a daemon's descriptors while there is no daemon.
 
 It is started as a service of its own, or by a daemon that finds none. It never maps, reads or
-changes what it keeps. Once its daemon is gone it waits `ttl` for the next one, then gives
+changes what it keeps. Once its daemon is gone it waits `hold_ttl` for the next one, then gives
 everything up, so that memory is not lost to a daemon that never comes back.
 """
 
@@ -35,7 +35,7 @@ class Holder:
 
         Args:
             ttl_s: how long things are kept without a daemon, seconds.
-            once: end when the daemon has stopped as asked, or after the first ttl.
+            once: end when the daemon has stopped as asked, or after the first hold_ttl.
         """
         self._listener = listener
         self._ttl = ttl_s
