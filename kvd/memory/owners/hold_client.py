@@ -61,21 +61,23 @@ class HolderOwner:
         try:
             command = [sys.executable, "-m", "kvd", "--hold", "--runtime-dir", str(path.parent)]
             command += ["--hold-ttl", f"{ttl_s:g}s", "--hold-once", "--hold-ready-fd"]
-            subprocess.Popen(
+            # It goes on in a child of its own, and ends at once.
+            subprocess.run(
                 [*command, str(write_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(write_end,),
                 start_new_session=True,
-                cwd=None,
+                timeout=START_SECONDS,
+                check=False,
             )
             os.close(write_end)
             write_end = -1
             ready, _, _ = select.select([read_end], [], [], START_SECONDS)
             if not ready or os.read(read_end, 1) != b"1":
                 raise _unavailable(path, "the holder that was started does not listen")
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
             raise _unavailable(path, f"no holder can be started ({error})") from error
         finally:
             os.close(read_end)
@@ -145,14 +147,24 @@ class HolderOwner:
         try:
             wire.send(self._sock, kind, text, fd)
         except OSError as error:
-            raise _unavailable(self._path, error.strerror or str(error)) from error
+            detail = self._last_words() or error.strerror or str(error)
+            raise _unavailable(self._path, detail) from error
+
+    def _last_words(self) -> str:
+        """Why the holder broke off, if it said so."""
+        with suppress(OSError, ValueError):
+            self._sock.settimeout(0)
+            kind, text, fds = wire.receive(self._sock)
+            wire.close_fds(fds)
+            return text if kind == wire.REFUSED else ""
+        return ""
 
     def _receive(self, end: float) -> tuple[bytes, str, list[int]]:
         try:
             self._sock.settimeout(max(0.001, end - time.monotonic()))
             answer = wire.receive(self._sock)
         except (OSError, ValueError) as error:
-            raise _unavailable(self._path, str(error)) from error
+            raise _unavailable(self._path, self._last_words() or str(error)) from error
         if not answer[0]:
             raise _unavailable(self._path, "it closed the connection")
         return answer
