@@ -120,7 +120,6 @@ def test_nonsense_ends_the_connection_and_harms_nobody(
             stranger._sock.send(data)
         with pytest.raises(LocalError):
             stranger.confirm()
-            stranger.confirm()
     again = HolderOwner.connect(directory / HOLD_SOCKET)
     assert again is not None
     with closing(again):
