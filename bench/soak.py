@@ -8,15 +8,17 @@ descriptors and threads must not grow.
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +29,7 @@ from bench.report import Better, Row, argument_parser, finish, measure
 from bench.soak_checks import Checker, Growth, SoakFailed, slope_mib
 from engine_shim.reference.demo.processes import OwnDaemon, pause
 
+ROOT: Final = Path(__file__).parents[1]
 NUM_ENGINES: Final = 2
 POOL: Final = "64MiB"
 SETTINGS: Final = (
@@ -37,6 +40,24 @@ SETTINGS: Final = (
     "pool.hold_ttl=30s",
 )
 WAIT_SECONDS: Final = 60.0
+
+EARLIER: Final = "+earlier"
+FIRST_FINDER: Final = """
+import importlib.machinery, pathlib, sys
+
+
+class Earlier:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] != "kvd":
+            return None
+        here = [str(pathlib.Path(__file__).parent)]
+        return importlib.machinery.PathFinder.find_spec(name, path or here, target)
+
+
+sys.meta_path.insert(0, Earlier)
+"""
+"""Run at the start of an interpreter: the package beside it wins over an installed checkout."""
 
 
 @dataclass
@@ -157,14 +178,42 @@ class Soak:
         self.daemon.close()
 
 
-def run(kills: int, minutes: float, seed: int, settings: Sequence[str] = ()) -> list[Row]:
+@contextmanager
+def earlier_source(revision: str) -> Iterator[Path]:
+    """The package `kvd` as of a commit of this checkout, in a directory of its own.
+
+    Raises: SoakFailed: there is no such commit, or no git.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvd-earlier-") as name:
+        command = ["git", "-C", str(ROOT), "archive", revision, "kvd"]
+        try:
+            packed = subprocess.run(command, capture_output=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SoakFailed(f"the source of {revision} cannot be had: {error}") from error
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(name, filter="data")
+        with (Path(name) / "kvd" / "__init__.py").open("a", encoding="utf-8") as package:
+            package.write(f'__version__ += "{EARLIER}"\n')
+        (Path(name) / "sitecustomize.py").write_text(FIRST_FINDER, encoding="utf-8")
+        yield Path(name)
+
+
+def run(
+    kills: int,
+    minutes: float,
+    seed: int,
+    settings: Sequence[str] = (),
+    upgrade_from: str = "",
+) -> list[Row]:
     """Soak until both the kills and the minutes are done; returns the figures.
 
+    Args: upgrade_from: begin with the kvd of this commit, and go on with the present one.
     Raises: SoakFailed: something that was acknowledged is lost or wrong, or a process is stuck.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-soak-")))
-        daemon = OwnDaemon(*SETTINGS, *settings)
+        source = stack.enter_context(earlier_source(upgrade_from)) if upgrade_from else None
+        daemon = OwnDaemon(*SETTINGS, *settings, source=source)
         soak = Soak(directory, random.Random(seed), daemon)
         stack.callback(soak.close)
         daemon.start()
@@ -174,6 +223,12 @@ def run(kills: int, minutes: float, seed: int, settings: Sequence[str] = ()) -> 
         progress = stack.enter_context(Progress(transient=True))
         end = time.monotonic() + 60 * minutes
         task = progress.add_task("soak", total=max(1, kills + int(60 * minutes)))
+        if source is not None:
+            if EARLIER not in soak.status()["version"]:
+                raise SoakFailed("the present kvd was started, not the earlier one")
+            pause(1.0)
+            daemon.source = None
+            soak.kill_kvd()
         for _ in range(kills):
             soak.kill_something()
             progress.advance(task)
@@ -230,9 +285,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="configuration of kvd"
     )
+    parser.add_argument(
+        "--upgrade-from", default="", metavar="REV", help="begin with the kvd of this commit"
+    )
     arguments = parser.parse_args(argv)
     try:
-        rows = run(arguments.kills, arguments.minutes, arguments.seed, arguments.set)
+        rows = run(
+            arguments.kills,
+            arguments.minutes,
+            arguments.seed,
+            arguments.set,
+            arguments.upgrade_from,
+        )
     except SoakFailed as error:
         print(f"soak: seed {arguments.seed}: {error}", file=sys.stderr)
         return 1

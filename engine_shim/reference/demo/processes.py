@@ -42,8 +42,16 @@ class UnixConnection(HTTPConnection):
 class OwnDaemon:
     """A kvd in a temporary runtime directory."""
 
-    def __init__(self, *settings: str, args: Sequence[str] = ()) -> None:
-        """settings: KEY=VALUE of the configuration; nothing outlives it unless they say so."""
+    def __init__(
+        self, *settings: str, args: Sequence[str] = (), source: Path | None = None
+    ) -> None:
+        """Nothing is started before `start`.
+
+        Args:
+            settings: KEY=VALUE of the configuration; nothing outlives it unless they say so.
+            source: directory with another version of the package `kvd` to run.
+        """
+        self.source = source
         self._directory = tempfile.TemporaryDirectory(prefix="kvd-")
         self.runtime_dir = Path(self._directory.name) / "run"
         self.log_path = Path(self._directory.name) / "log"
@@ -59,8 +67,11 @@ class OwnDaemon:
         Raises: RuntimeError with its output when it ends instead.
         """
         with self.log_path.open("ab") as log:
+            environment = clean_environment()
+            if self.source is not None:
+                environment["PYTHONPATH"] = str(self.source)
             self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=clean_environment()
+                self._command, stdout=log, stderr=log, env=environment, cwd=self.source
             )
         if wait:
             self.wait_ready()
