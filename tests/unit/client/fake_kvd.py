@@ -38,7 +38,8 @@ def raw(value: object) -> bytes:
 class FakeKvd:
     """Answers as told; one thread serves both sockets."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, pool_fd: int = -1) -> None:
+        """pool_fd: memory of an earlier life, its own from now on; -1 for new memory."""
         self.directory = directory
         self.boot_id = os.urandom(BOOT_ID_BYTES)
         self.next_no = 0
@@ -58,8 +59,10 @@ class FakeKvd:
         self.slots = 0
         self.page: GatePage | None = None
         self._event_fd = -1
-        self._pool_fd = os.memfd_create("fake-pool", os.MFD_CLOEXEC)
-        os.ftruncate(self._pool_fd, POOL_BYTES)
+        if pool_fd < 0:
+            pool_fd = os.memfd_create("fake-pool", os.MFD_CLOEXEC)
+            os.ftruncate(pool_fd, POOL_BYTES)
+        self._pool_fd = pool_fd
         self._token = b""
         self._peer = b""
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -145,12 +148,13 @@ class FakeKvd:
         os.close(self._wake)
         self._drop_page()
 
-    def successor(self) -> FakeKvd:
+    def successor(self, *, keeps_memory: bool = False) -> FakeKvd:
         """Start another life of kvd in the same directory."""
+        pool_fd = os.dup(self._pool_fd) if keeps_memory else -1
         self.stop()
         for name in ("attach.sock", "engine.sock"):
             (self.directory / name).unlink(missing_ok=True)
-        return FakeKvd(self.directory)
+        return FakeKvd(self.directory, pool_fd)
 
     # Inside -----------------------------------------------------------------------------------
 
