@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine_shim.reference.demo.processes import clean_environment, kill, pause
+from engine_shim.reference.demo.processes import kill, pause
 from kvd.wire import messages as msg
 from tests.integration.live_kvd import MIB, LiveKvd, until
 from tests.integration.member_process import STAGES, Nursery
@@ -197,18 +195,6 @@ def test_twenty_crashes_and_starts_cost_nothing(nursery: Nursery) -> None:
 
 # Its own fault ------------------------------------------------------------------------------------
 
-BROKEN = """
-import sys
-from kvd.core.errors import InvariantError
-from kvd.server import node
-def broken(self):
-    if self.is_ready and self.state.members:
-        raise {error}
-node.Node.tick = broken
-from kvd.cli.daemon import main
-main(sys.argv[1:])
-"""
-
 
 @pytest.mark.parametrize(
     ("error", "says"),
@@ -221,10 +207,7 @@ def test_a_kvd_that_contradicts_itself_stops(error: str, says: str) -> None:
     """Half a step may be done: it says why, answers who waits, and does not go on."""
     kvd = LiveKvd()
     with closing(kvd):
-        command = [sys.executable, "-c", BROKEN.format(error=error), *kvd.arguments]
-        with kvd.log_path.open("ab") as log:
-            kvd.process = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
-        kvd.wait_ready()
+        kvd.start_broken(error)
         member = RawMember(kvd.runtime_dir, "e")
         member.hello(LAYOUT)
         assert kvd.process.wait(20) == 70, kvd.log()

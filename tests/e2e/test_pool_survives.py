@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -218,8 +217,14 @@ def test_damaged_metadata_drops_the_pool(kvd: HeldKvd) -> None:
     fill(kvd, range(COUNT))
 
 
-def test_an_invariant_error_writes_nothing(kvd: HeldKvd) -> None:
+def test_a_kvd_that_contradicts_itself_leaves_the_pool_alone(kvd: HeldKvd) -> None:
     blocks = fill(kvd, range(COUNT))
-    kvd.stop(signal.SIGABRT)
+    kvd.crash()
+    kvd.start_broken('InvariantError(["block 3 is free twice"])')
+    with closing(RawMember(kvd.runtime_dir, "e")) as member:
+        member.hello(LAYOUT)
+        assert kvd.process is not None
+        assert kvd.process.wait(20) == 70
+    assert kvd.holder_pid(), "it did not stop as asked: the memory is kept"
     kvd.start()
     check(kvd, blocks)

@@ -5,17 +5,32 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from engine_shim.reference.demo.processes import OwnDaemon, pause
+from engine_shim.reference.demo.processes import OwnDaemon, clean_environment, pause
 
 MIB: Final = 1 << 20
 SMALL: Final = ("pool.size=4MiB", "pool.huge_pages=off", "pool.headroom=0B")
 """A pool that is there at once."""
+
+BROKEN: Final = """
+import sys
+from kvd.core.errors import InvariantError
+from kvd.server import node
+def broken(self):
+    if self.is_ready and self.state.members:
+        raise {error}
+node.Node.tick = broken
+from kvd.cli.daemon import main
+main(sys.argv[1:])
+"""
+"""A kvd that finds a fault in itself once a member has joined."""
 
 WAIT_SECONDS: Final = 20.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -33,6 +48,15 @@ class LiveKvd(OwnDaemon):
         except RuntimeError:
             self.close()
             raise
+
+    def start_broken(self, error: str) -> None:
+        """Start one that raises `error` (Python) once a member has joined; waits until ready."""
+        command = [sys.executable, "-c", BROKEN.format(error=error), *self.arguments]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=clean_environment()
+            )
+        self.wait_ready()
 
     @property
     def arguments(self) -> list[str]:
