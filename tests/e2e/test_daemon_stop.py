@@ -210,6 +210,7 @@ def test_a_kvd_that_contradicts_itself_stops(error: str, says: str) -> None:
         kvd.start_broken(error)
         member = RawMember(kvd.runtime_dir, "e")
         member.hello(LAYOUT)
+        assert kvd.process is not None
         assert kvd.process.wait(20) == 70, kvd.log()
         assert f"kvd: it contradicts itself and stops: {says}" in kvd.log()
         assert left(kvd) == [LOCK]
