@@ -158,8 +158,7 @@ class BlockTable:
                 evictable=evictable,
                 total=self.total,
             )
-        while len(self.free) < count:
-            self._evict_one()
+        self.evict(count - len(self.free))
         taken = [self.free.pop() for _ in range(count)]
         spans = self.shape.num_spans
         for block in taken:
@@ -168,6 +167,18 @@ class BlockTable:
             self.fills[block] = Fill(owner, [0] * spans)
             self.pins[block] = {owner}
         return taken
+
+    def evict(self, count: int) -> None:
+        """Free `count` ready blocks that nobody pins, at most as many as there are of these."""
+        for _ in range(count):
+            block = self.policy.victim()
+            assert block is not None
+            assert block not in self.pins
+            key, _ = self.keys.pop(block)
+            self.policy.evict(block, *key)
+            self.index.remove(*key)
+            self.changes.evicted.append(block)
+            self._reset(block)
 
     def commit(
         self, engine: str, block: int, key: BlockKey, tokens: int, request: str = ""
@@ -181,7 +192,9 @@ class BlockTable:
         if held is not None and held == (key, tokens):
             return CommitStatus.READY
         fill = self.own_fill(engine, block, request)
-        if self.index.get(*key) is not None:
+        other = self.index.get(*key)
+        if other is not None:
+            self.policy.found((other,))
             fill.lose_key()
             return CommitStatus.DUPLICATE
         fill.key = key
@@ -355,7 +368,9 @@ class BlockTable:
         if not fill.is_complete():
             return CommitStatus.PENDING
         assert fill.key is not None
-        if self.index.get(*fill.key) is not None:
+        other = self.index.get(*fill.key)
+        if other is not None:
+            self.policy.found((other,))
             fill.lose_key()
             if not self.pins.get(block):
                 self.poison(block)
@@ -365,19 +380,10 @@ class BlockTable:
         self.keys[block] = (fill.key, fill.want)
         self.index.put(*fill.key, block)
         self.changes.ready.append(block)
+        self.policy.born(block, *fill.key)
         if block not in self.pins:
             self.policy.admit(block)
         return CommitStatus.READY
-
-    def _evict_one(self) -> None:
-        block = self.policy.victim()
-        assert block is not None
-        assert block not in self.pins
-        self.policy.withdraw(block)
-        (namespace, block_hash), _ = self.keys.pop(block)
-        self.index.remove(namespace, block_hash)
-        self.changes.evicted.append(block)
-        self._reset(block)
 
     def _free_if_dead(self, block: int) -> None:
         if self.state[block] != BlockState.POISONED or block in self.pins:

@@ -70,6 +70,7 @@ def _ticked(m: State, _: ev.Tick, now: int, out: list[Effect]) -> None:
         m.next_sweep = now + SWEEP_INTERVAL
         pool_ops.expire(m, now, out)
         arming.forget_ended(m, m.settings.keep_ended)
+    pool_ops.make_room(m)
     pool_ops.flush(m, out)
     members.sweep_leaving(m, out)
     adoption.settle(m, now, out)

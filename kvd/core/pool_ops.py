@@ -6,15 +6,20 @@ answer one code for each item.
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core.block_types import POISONED
-from kvd.core.blocks import BlockTable, CommitStatus
+from kvd.core.blocks import BlockState, BlockTable, CommitStatus
 from kvd.core.effects import ClearHeaders, Effect, MarkFilling, MarkVoid, Reply, WriteHeader
 from kvd.core.errors import LocalError
 from kvd.core.ids import RequestKey
 from kvd.core.prefix import HASH_BYTES
 from kvd.core.state import Engine, Request, State
+
+ROOM_BATCH: Final = 256
+"""Blocks that one tick evicts at most: about a millisecond of everybody's time."""
 
 
 def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
@@ -38,6 +43,8 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
             _forget_if_empty(engine, request)
             raise
         table.pin_all(found, request.key)
+        # Asking twice is no second use.
+        table.policy.found([block for block in found if block not in request.blocks])
         if not request.blocks:
             request.lease = now + m.settings.lookup_lease
         request.blocks.update(dict.fromkeys(found))
@@ -109,9 +116,13 @@ def request_ended(m: State, e: ev.RequestEnded, now: int, out: list[Effect]) -> 
 def drop_blocks(
     m: State, request: Request, blocks: list[int], now: int, *, aborted: bool = False
 ) -> None:
-    """Unpin blocks of a request; uncommitted ones are worthless without it."""
+    """Unpin blocks of a request; uncommitted ones are worthless without it.
+
+    The last goes first: of a chain of blocks the tail is of no use without the head, so the tail
+    must be evicted before it.
+    """
     table = pool_of(m)
-    for block in blocks:
+    for block in reversed(blocks):
         if block not in request.blocks:
             continue
         del request.blocks[block]
@@ -176,6 +187,23 @@ def expire(m: State, now: int, out: list[Effect]) -> None:
         flush(m, out)
 
 
+def make_room(m: State) -> None:
+    """Above high water, evict a batch towards low water, so that a reserve seldom has to."""
+    pool = m.pool
+    if pool is None:
+        return
+    free = pool.blocks.counts[BlockState.RESET]
+    if free < pool.free_low:
+        pool.makes_room = True
+    if not pool.makes_room:
+        return
+    batch = min(pool.free_high - free, ROOM_BATCH, len(pool.blocks.policy))
+    if batch > 0:
+        pool.blocks.evict(batch)
+        m.counters["blocks_evicted_ahead"] += batch
+    pool.makes_room = free + batch < pool.free_high
+
+
 def flush(m: State, out: list[Effect]) -> None:
     """Turn what the block table did into header writes, in an order that is safe to be cut off.
 
@@ -186,6 +214,7 @@ def flush(m: State, out: list[Effect]) -> None:
         return
     table = m.pool.blocks
     changes = table.take_changes()
+    m.counters["blocks_admitted"] += len(changes.ready)
     if changes.evicted or changes.freed:
         m.counters["blocks_evicted"] += len(changes.evicted)
         out.append(ClearHeaders((*changes.evicted, *changes.freed)))

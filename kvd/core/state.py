@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvd.core.blocks import BlockShape, BlockTable
 from kvd.core.errors import LocalError
 from kvd.core.events import Layout, RegionSpec
-from kvd.core.evict import LruPolicy
+from kvd.core.evictions import make_policy
 from kvd.core.holds import Hold, Timing
 from kvd.core.ids import MemberRef, ReadId, RequestKey, SlotRef
 from kvd.core.prefix import BlockIndex
@@ -54,6 +54,9 @@ class Settings:
     lookup_lease:  how long pins of a look-up live without another word, ns.
     orphan_grace:  how long a committed block waits for its saves after its owner left, ns.
     keep_ended:    ended transfers remembered, to answer late questions.
+    eviction:      name of the eviction policy.
+    high_water:    share of the blocks in use above which ticks evict,
+    low_water:     and the share where they stop; 1.0 for both: only a reserve evicts.
     """
 
     pool_bytes: int = 0
@@ -62,6 +65,9 @@ class Settings:
     lookup_lease: int = 30_000_000_000
     orphan_grace: int = 30_000_000_000
     keep_ended: int = 1024
+    eviction: str = "arc"
+    high_water: float = 1.0
+    low_water: float = 1.0
     timing: Timing = field(default_factory=Timing)
     limits: Limits = field(default_factory=Limits)
 
@@ -133,11 +139,19 @@ class Engine:
 
 @dataclass(slots=True)
 class Pool:
-    """The prefill pool while it is formatted for some layout."""
+    """The prefill pool while it is formatted for some layout.
+
+    free_low:   fewer free blocks than this are too few: high water.
+    free_high:  so many are enough: low water.
+    makes_room: whether ticks evict now.
+    """
 
     stride: int
     digest: bytes
     blocks: BlockTable
+    free_low: int = 0
+    free_high: int = 0
+    makes_room: bool = False
 
 
 @dataclass(slots=True)
@@ -305,5 +319,17 @@ class State:
             total = min(self.settings.pool_bytes // stride, self.settings.block_max)
         self.index.clear()
         self.roster += 1
-        self.pool = Pool(stride, digest, BlockTable(total, shape, self.index, LruPolicy()))
+        policy = make_policy(self.settings.eviction, total)
+        self.pool = Pool(
+            stride,
+            digest,
+            BlockTable(total, shape, self.index, policy),
+            _blocks_above(self.settings.high_water, total),
+            _blocks_above(self.settings.low_water, total),
+        )
         return self.pool
+
+
+def _blocks_above(mark: float, total: int) -> int:
+    """How many of the blocks lie above a water mark, rounded down; 1 - 0.99 is not quite 0.01."""
+    return int(total * (1 - mark) + 1e-6)

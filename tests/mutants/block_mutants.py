@@ -1,4 +1,4 @@
-"""Ways to break the block table and the order of eviction."""
+"""Ways to break the block table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tests.mutants.patches import Mutant
 
 BLOCKS = "kvd.core.blocks"
 BLOCK_TYPES = "kvd.core.block_types"
-EVICT = "kvd.core.evict"
 
 MUTANTS: Final = (
     Mutant(
@@ -105,19 +104,5 @@ MUTANTS: Final = (
         "                self.poison(block)\n",
         "            self.fills[block].orphan_deadline = now + 1\n",
         ("block machine", "blocks by example"),
-    ),
-    Mutant(
-        "the block used last is evicted first",
-        EVICT,
-        "        return next(iter(self._order), None)\n",
-        "        return next(reversed(self._order), None)\n",
-        ("block machine", "eviction"),
-    ),
-    Mutant(
-        "using a block again does not make it younger",
-        EVICT,
-        "        self._order.pop(block, None)\n        self._order[block] = None\n",
-        "        self._order[block] = None\n",
-        ("eviction",),
     ),
 )

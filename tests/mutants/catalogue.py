@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants import (
     adoption_mutants,
     block_mutants,
+    evict_mutants,
     hot_mutants,
     machine_mutants,
     shim_mutants,
@@ -16,6 +17,7 @@ from tests.mutants import (
 MUTANTS: Final = (
     *slot_mutants.MUTANTS,
     *block_mutants.MUTANTS,
+    *evict_mutants.MUTANTS,
     *machine_mutants.MUTANTS,
     *adoption_mutants.MUTANTS,
     *shim_mutants.MUTANTS,

@@ -24,6 +24,8 @@ SUITES: Final = MappingProxyType(
         "slot machine": ("tests/stateful/test_release_machine.py",),
         "block machine": ("tests/stateful/test_block_machine.py",),
         "blocks by example": ("tests/unit/core/test_block_table.py",),
+        "room by example": ("tests/unit/core/test_pool_room.py",),
+        "arc by example": ("tests/unit/core/test_arc_policy.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),
         "machine by example": ("tests/unit/core/test_machine_seeds.py",),
         "adoption by example": ("tests/unit/core/test_adoption.py",),

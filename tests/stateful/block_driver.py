@@ -32,7 +32,7 @@ class BlockDriver:
 
     def __init__(self) -> None:
         self.index = DictIndex()
-        self.table = BlockTable(TOTAL, SHAPE, self.index, LruPolicy())
+        self.table = BlockTable(TOTAL, SHAPE, self.index, LruPolicy(TOTAL))
         self.model = PoolModel(TOTAL, SHAPE)
         self.now = 0
         self.serial = 0

@@ -178,7 +178,9 @@ class PoolModel:
         found = self.blocks[block]
         if found.state == "ready":
             return "ready"
-        if self.found(key) is not None:
+        other = self.found(key)
+        if other is not None:
+            self._touch(other)
             found.key, found.tokens, found.lost = "", 0, True
             return "duplicate"
         found.key, found.tokens, found.lost = key, tokens, False
@@ -226,7 +228,9 @@ class PoolModel:
             return
         if any(found.valid.get(span, 0) != found.tokens for span in self.spans):
             return
-        if self.found(found.key) is not None:
+        other = self.found(found.key)
+        if other is not None:
+            self._touch(other)
             found.lost, found.key, found.tokens = True, "", 0
             if not found.pins:
                 self.poison(block)

@@ -56,7 +56,7 @@ Only the reference engine has torch, so that the shim serves any engine.
 """
 
 CORE_STANDARD: Final = frozenset(
-    {"__future__", "collections", "dataclasses", "enum", "re", "types", "typing"}
+    {"__future__", "array", "collections", "dataclasses", "enum", "re", "types", "typing"}
 )
 """All of the standard library that the core may have: nothing there can read, wait or be random."""
 

@@ -21,7 +21,7 @@ GRACE = 100
 
 def make(total: int = 3) -> BlockTable:
     """An empty table."""
-    return BlockTable(total, SHAPE, DictIndex(), LruPolicy())
+    return BlockTable(total, SHAPE, DictIndex(), LruPolicy(total))
 
 
 def key(name: str) -> tuple[int, bytes]:

@@ -6,14 +6,14 @@ from kvd.core.evict import LruPolicy
 
 
 def test_nothing_to_evict_is_none_and_no_error() -> None:
-    policy = LruPolicy()
+    policy = LruPolicy(8)
     policy.withdraw(7)
     assert policy.victim() is None
     assert len(policy) == 0
 
 
 def test_withdrawn_block_is_no_victim() -> None:
-    policy = LruPolicy()
+    policy = LruPolicy(8)
     for block in (1, 2, 3):
         policy.admit(block)
     policy.withdraw(1)
@@ -23,13 +23,13 @@ def test_withdrawn_block_is_no_victim() -> None:
 
 
 def test_victim_stays_until_it_is_withdrawn() -> None:
-    policy = LruPolicy()
+    policy = LruPolicy(8)
     policy.admit(4)
     assert (policy.victim(), policy.victim()) == (4, 4)
 
 
 def test_admitting_again_makes_a_block_the_youngest_and_does_not_double_it() -> None:
-    policy = LruPolicy()
+    policy = LruPolicy(8)
     for block in (1, 2, 1):
         policy.admit(block)
     assert list(policy) == [2, 1]
