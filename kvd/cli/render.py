@@ -93,6 +93,8 @@ def _facts(status: Status) -> Table:
         grid.add_row("", status.memory.last_life)
     for name, text in _pool_facts(status.pool):
         grid.add_row(name, text)
+    for name, text in _eviction_facts(status):
+        grid.add_row(name, text)
     hits = status.hits
     rate = percent(hits.blocks_hit, hits.blocks_asked)
     grid.add_row("prefix hits", f"{rate} ({hits.blocks_hit} of {hits.blocks_asked} blocks asked)")
@@ -130,6 +132,28 @@ def _pool_facts(pool: PoolView) -> Iterable[tuple[str, str]]:
         f"{blocks.poisoned} poisoned ({size(sizes.poisoned)}); "
         f"{pool.pinned_blocks} kept, {pool.evictable_blocks} evictable",
     )
+
+
+def _eviction_facts(status: Status) -> Iterable[tuple[str, str]]:
+    seen = status.eviction
+    if not status.pool.formatted:
+        return
+    marks = (
+        f"ahead of need from {seen.high_water:.0%} to {seen.low_water:.0%} in use"
+        if seen.high_water < 1
+        else "only when blocks are reserved"
+    )
+    yield (
+        "eviction",
+        f"{seen.policy}, {marks}: {seen.admitted} blocks admitted, {seen.found} found again, "
+        f"{seen.evicted} evicted ({seen.evicted_ahead} ahead), {seen.ghost_hits} came back, "
+        f"{seen.saves_shed} saves shed",
+    )
+    if seen.policy != "lru":
+        yield (
+            "  in order",
+            f"{seen.new_blocks} new (room for {seen.new_room}), {seen.used_blocks} used",
+        )
 
 
 def _slot_counts(counts: SlotCounts) -> str:

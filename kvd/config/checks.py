@@ -82,6 +82,13 @@ def _cure_before_unready(config: Config) -> str:
     )
 
 
+def _low_below_high(config: Config) -> str:
+    low, high = config.pool.low_water, config.pool.high_water
+    if low <= high:
+        return ""
+    return f"pool.low_water is {low}, above the {high} of pool.high_water: lower the one"
+
+
 def _shorter(low: str, low_ns: int, high: str, high_ns: int) -> str:
     if low_ns <= high_ns:
         return ""
@@ -107,6 +114,7 @@ _CHECKS: Final = (
         ("release.read_deadline", "peers.transfer_deadline"),
         _read_within_transfer,
     ),
+    CrossCheck("low_below_high", ("pool.low_water", "pool.high_water"), _low_below_high),
     CrossCheck(
         "cure_before_unready",
         (

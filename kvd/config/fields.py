@@ -83,6 +83,23 @@ def count_field(
     )
 
 
+def fraction_field(
+    default: float, low: float, high: float, description: str, *, reloadable: bool = False
+) -> Any:
+    """Make a field that is a share of something, low <= value <= high."""
+    return Field(
+        default=default,
+        ge=low,
+        le=high,
+        description=description,
+        json_schema_extra={
+            "kind": "fraction",
+            "rule": f"between {low} and {high}",
+            "reloadable": reloadable,
+        },
+    )
+
+
 def choice_field(default: str, choices: str, description: str, *, reloadable: bool = False) -> Any:
     """Make a field whose annotation is a Literal; choices are its values, parted by blanks."""
     return Field(

@@ -19,8 +19,8 @@ from kvd.core.units import format_duration, format_size, parse_duration, parse_s
 class Key:
     """One thing that can be configured.
 
-    kind:       how values are read: size, duration, count, optional_count, choice, text, flag
-                or uids.
+    kind:       how values are read: size, duration, count, optional_count, fraction, choice,
+                text, flag or uids.
     rule:       the allowed values in words.
     reloadable: whether SIGHUP applies a change, or only a restart.
     at_limit:   for limits, what happens to the one that is too many; else empty.
@@ -96,6 +96,8 @@ def read_typed(key: Key, raw: object) -> object:
         return read_text(key, word) if word else _typed(raw, int, wanted)
     if key.kind == "count":
         return _typed(raw, int, wanted)
+    if key.kind == "fraction":
+        return float(raw) if type(raw) is int else _typed(raw, float, wanted)
     if key.kind == "flag":
         return _typed(raw, bool, wanted)
     if key.kind == "uids":
@@ -120,6 +122,8 @@ def read_text(key: Key, text: str) -> object:
         return None if text == "none" else text
     if key.kind in ("count", "optional_count"):
         return _read_int(text)
+    if key.kind == "fraction":
+        return _read_fraction(text)
     if key.kind == "uids":
         parts = text.strip().removeprefix("[").removesuffix("]").split(",")
         return tuple(_read_int(part) for part in parts if part.strip() or len(parts) > 1)
@@ -144,7 +148,8 @@ def write_toml(key: Key, value: object) -> str:
     text = write_text(key, value)
     if key.kind == "uids":
         return f"[{text.replace(',', ', ')}]"
-    if key.kind in ("count", "flag") or (key.kind == "optional_count" and isinstance(value, int)):
+    plain = ("count", "fraction", "flag")
+    if key.kind in plain or (key.kind == "optional_count" and isinstance(value, int)):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
@@ -156,6 +161,7 @@ _TYPES: Final = {
     "duration": 'a duration in quotes, e.g. "30s"',
     "count": "a whole number",
     "optional_count": 'a whole number, "auto" or "none"',
+    "fraction": "a number, e.g. 0.95",
     "choice": "a text in quotes",
     "text": "a text in quotes",
     "flag": "true or false",
@@ -185,3 +191,11 @@ def _read_int(text: str) -> int:
     if len(digits) > 20:
         raise ValueError(f'"{text[:20]}..." is too large')
     return int(digits)
+
+
+def _read_fraction(text: str) -> float:
+    whole, point, part = text.strip().partition(".")
+    digits = whole + part
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 20:
+        raise ValueError(f'"{text[:20]}" is not a number such as 0.95')
+    return float(f"{whole or 0}{point}{part}")

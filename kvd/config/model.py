@@ -18,6 +18,7 @@ from kvd.config.fields import (
     count_field,
     duration_field,
     flag_field,
+    fraction_field,
     size_field,
     text_field,
 )
@@ -152,8 +153,25 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "Host memory that must stay available to everyone else after the pool or a decode region "
         "is populated; what does not leave that much is refused.",
     )
-    eviction: Literal["lru"] = choice_field(
-        "lru", "lru", "Which unpinned block makes room. lru: the one whose last use is oldest."
+    eviction: Literal["lru", "arc"] = choice_field(
+        "arc",
+        "lru arc",
+        "Which unpinned block makes room. lru: the one whose last use is oldest. arc: the same, "
+        "but blocks that were found again are kept apart from those that never were, so that long "
+        "documents read once do not displace what is shared.",
+    )
+    high_water: float = fraction_field(
+        0.99,
+        0.5,
+        1.0,
+        "Share of the blocks in use above which blocks are evicted ahead of need, a batch at a "
+        "time, so that a reservation seldom has to. 1.0: only a reservation evicts.",
+    )
+    low_water: float = fraction_field(
+        0.98,
+        0.25,
+        1.0,
+        "Share of the blocks in use where that ends; at most pool.high_water.",
     )
     block_count_max: int = count_field(
         1_048_576,

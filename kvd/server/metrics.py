@@ -29,7 +29,7 @@ from kvd.server.node_view import NodeView
 from kvd.server.readiness import DEGRADED_CODES, NOT_READY_CODES, Verdict
 from kvd.server.sliced import Work, run_now
 from kvd.server.survey import MemberSlots, Survey, survey
-from kvd.server.views import Watch, pool_view
+from kvd.server.views import Watch, eviction_view, pool_view
 from kvd.server.views_tables import STATS_MAX
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -66,6 +66,7 @@ def gather(view: NodeView, watch: Watch) -> Work[Samples]:
     yield
     _memory(view, samples)
     _pool(view.state(), samples)
+    _eviction(view, samples)
     yield
     _slots(view, found, samples)
     _engines(view, samples)
@@ -165,6 +166,17 @@ def _pool(state: State, samples: Samples) -> None:
     samples.put("pool_evictable_blocks", pool.evictable_blocks)
     samples.put("story_entries", len(state.story))
     samples.put("story_dropped_total", state.story.dropped)
+
+
+def _eviction(view: NodeView, samples: Samples) -> None:
+    seen = eviction_view(view.state(), view.stats())
+    samples.put("pool_new_blocks", seen.new_blocks)
+    samples.put("pool_used_blocks", seen.used_blocks)
+    samples.put("pool_new_room_blocks", seen.new_room)
+    samples.put("pool_high_water", seen.high_water)
+    samples.put("pool_low_water", seen.low_water)
+    samples.put("saves_shed_blocks", seen.saves_shed)
+    samples.put("ghost_hits_total", seen.ghost_hits)
 
 
 def _by_state(name: str, counts: BlockCounts, samples: Samples) -> None:

@@ -117,6 +117,25 @@ class PoolView(Model):
     tokens_fit: Count = Field(description="Tokens that all blocks together hold.")
 
 
+class EvictionView(Model):
+    """What makes room in the pool. Counts are blocks, most of them since it has its layout."""
+
+    policy: str = Field(description="pool.eviction.")
+    high_water: float = Field(description="Share of blocks in use above which room is made.")
+    low_water: float = Field(description="Share of blocks in use where that ends.")
+    admitted: Count = Field(description="Became ready.")
+    found: Count = Field(description="Were asked for again.")
+    evicted: Count
+    evicted_ahead: Count = Field(description="Evicted above high water; since start.")
+    ghost_hits: Count = Field(description="Were admitted again soon after they were evicted.")
+    new_blocks: Count = Field(description="Evictable and not asked for since they are ready.")
+    used_blocks: Count = Field(description="Evictable and asked for again.")
+    new_room: Count = Field(description="New blocks that are kept before used ones are evicted.")
+    saves_shed: Count = Field(
+        description="Left unsaved under pressure, by the engines that are attached."
+    )
+
+
 class HitRate(Model):
     """Prefix hits in blocks since start, with their denominator."""
 
@@ -227,6 +246,7 @@ class Status(Model):
     memory: MemoryView
     regions: list[RegionView]
     pool: PoolView
+    eviction: EvictionView
     hits: HitRate
     slots: SlotCounts
     holds: list[HoldCount]

@@ -48,6 +48,9 @@ def settings_of(config: Config) -> Settings:
         lookup_lease=config.leases.lookup_lease,
         orphan_grace=release.save_deadline,
         keep_ended=limits.transfers,
+        eviction=config.pool.eviction,
+        high_water=config.pool.high_water,
+        low_water=config.pool.low_water,
         timing=Timing(
             release.compute_deadline,
             release.save_deadline,

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from kvd.core.blocks import BlockState
+from kvd.core.evict import NO_FIGURES
 from kvd.core.state import State
 from kvd.core.story import Entry
 from kvd.memory.region import RegionSnapshot
@@ -20,6 +21,7 @@ from kvd.server.invariants import Checked, InvariantWatch
 from kvd.server.models import (
     BlockCounts,
     EngineSummary,
+    EvictionView,
     HitRate,
     HoldCount,
     InvariantsView,
@@ -34,7 +36,7 @@ from kvd.server.models import (
     TransferCounts,
     WaitView,
 )
-from kvd.server.node_view import Holding, LinkInfo, NodeView
+from kvd.server.node_view import SAVES_SHED, Holding, LinkInfo, NodeView
 from kvd.server.readiness import Verdict, spares
 from kvd.server.sliced import Work
 from kvd.server.survey import Ages, MemberSlots, Survey, last_event, parties, survey
@@ -43,6 +45,7 @@ ENGINES_MAX: Final = 64
 """Engines shown in the status; /v1/engines has all of them."""
 
 _TIMES_NS: Final = 1e9
+_COUNT_MAX: Final = 2.0**53
 
 
 class Watch:
@@ -100,6 +103,7 @@ def status(view: NodeView, watch: Watch, wall_now: float) -> Work[Status]:
         memory=memory_view(regions, view.holding()),
         regions=[_region_view(region) for region in regions],
         pool=pool_view(state),
+        eviction=eviction_view(state, view.stats()),
         hits=hit_rate(state.counters),
         slots=slot_counts(found.slots),
         holds=_hold_counts(found),
@@ -201,6 +205,28 @@ def pool_view(state: State) -> PoolView:
         pinned_blocks=len(table.pins),
         evictable_blocks=len(table.policy),
         tokens_fit=table.total * shape.block_tokens,
+    )
+
+
+def eviction_view(state: State, stats: Mapping[str, Mapping[str, float]]) -> EvictionView:
+    """What makes room; `stats` are figures that engines pushed, by member."""
+    settings, pool = state.settings, state.pool
+    shed = (told.get(SAVES_SHED, 0) for told in stats.values())
+    seen = pool.blocks.policy.figures() if pool is not None else NO_FIGURES
+    return EvictionView(
+        policy=settings.eviction,
+        high_water=settings.high_water,
+        low_water=settings.low_water,
+        admitted=seen.admitted,
+        found=seen.found,
+        evicted=seen.evicted,
+        evicted_ahead=state.counters.get("blocks_evicted_ahead", 0),
+        ghost_hits=seen.ghost_hits,
+        new_blocks=seen.new,
+        used_blocks=seen.used,
+        new_room=seen.new_room,
+        # An engine may say anything, and what is not a number cannot be counted.
+        saves_shed=sum(int(count) for count in shed if 0 <= count < _COUNT_MAX),
     )
 
 

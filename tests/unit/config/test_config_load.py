@@ -162,6 +162,12 @@ def test_two_variables_for_the_runtime_dir_must_agree(tmp_path: Path) -> None:
         ("relase.query_atempts", "1", "did you mean release.query_attempts?"),
         ("xyzzy", "1", "xyzzy: unknown key; known are server, pool"),
         ("release.query_attempts", "1.5", '"1.5" is not a whole number'),
+        ("pool.eviction", "fifo", "must be one of lru, arc"),
+        ("pool.high_water", "99%", '"99%" is not a number such as 0.95'),
+        ("pool.high_water", "nan", '"nan" is not a number such as 0.95'),
+        ("pool.high_water", ".", '"." is not a number such as 0.95'),
+        ("pool.high_water", "1.01", "must be between 0.5 and 1.0"),
+        ("pool.low_water", "0.2", "must be between 0.25 and 1.0"),
     ],
 )
 def test_flag_refused(flag: str, text: str, problem: str, tmp_path: Path) -> None:
@@ -204,12 +210,27 @@ def test_a_value_that_is_replaced_is_checked_too(tmp_path: Path) -> None:
         ({"release.read_deadline": "3min", "readiness.oldest_wait_max": "1h"}, "read_within"),
         ({"readiness.oldest_wait_max": "7s"}, "cure_before_unready"),
         ({"release.query_attempts": "1000"}, "cure_before_unready"),
+        ({"pool.low_water": "0.995"}, "low_below_high"),
     ],
 )
 def test_keys_that_contradict_each_other(flags: dict[str, str], name: str, tmp_path: Path) -> None:
     (found,) = problems("", tmp_path, flags=flags)
     assert f"(check {name}" in found
     assert any(key in found.partition(":")[0] for key in flags)
+
+
+@pytest.mark.parametrize("text", ["0.9", "1", "1.", "1.0", ".75"])
+def test_shares_are_numbers_as_text_and_in_the_file(text: str, tmp_path: Path) -> None:
+    flags = {"pool.high_water": text, "pool.low_water": "0.5"}
+    assert load(tmp_path, flags=flags).config.pool.high_water == float(text)
+
+
+def test_shares_in_the_file_may_be_whole(tmp_path: Path) -> None:
+    toml = "[pool]\nhigh_water = 1\nlow_water = 0.75\n"
+    pool = load(tmp_path, toml).config.pool
+    assert (pool.high_water, pool.low_water) == (1.0, 0.75)
+    (found,) = problems("[pool]\nhigh_water = '0.9'\n", tmp_path)
+    assert "expected a number, e.g. 0.95, got a text" in found
 
 
 def test_the_remedy_of_frame_holds_hashes_works(tmp_path: Path) -> None:

@@ -41,6 +41,33 @@ def test_states_of_blocks_sum_to_the_total() -> None:
     assert pool.tokens_fit == 256 * 16
 
 
+def test_what_eviction_did_is_told() -> None:
+    settings = Settings(pool_bytes=8 * STRIDE, high_water=0.75, low_water=0.5)
+    node = FakeNode(settings=settings)
+    assert look(node).eviction.admitted == 0
+    who = node.join()
+    blocks = node.fill(who, "r0", 8)
+    hashes = b"".join(block.to_bytes(32) for block in blocks[:2])
+    node.handle(ev.LookedUp(1, who, "r1", hashes), ev.RequestEnded(1, who, "r1"))
+    node.pass_time(1)
+    seen = look(node).eviction
+    assert (seen.policy, seen.high_water, seen.low_water) == ("arc", 0.75, 0.5)
+    assert (seen.admitted, seen.found, seen.evicted, seen.evicted_ahead) == (8, 2, 4, 4)
+    assert (seen.new_blocks, seen.used_blocks, seen.new_room) == (2, 2, 1)
+    node.fill(who, "r2", 4)
+    assert look(node).eviction.ghost_hits == 4
+
+
+@pytest.mark.parametrize(
+    ("told", "shed"),
+    [(3.0, 3), (float("nan"), 0), (float("inf"), 0), (-2.0, 0), (1e300, 0), (2.7, 2)],
+)
+def test_saves_that_engines_shed_are_added_up(told: float, shed: int) -> None:
+    node = FakeNode()
+    node.the_stats = {"e/w0#1": {"saves_shed": told}, "e/w1#1": {"saves_shed": 4.0}, "e/w2#1": {}}
+    assert look(node).eviction.saves_shed == shed + 4
+
+
 def test_memory_that_no_block_covers_is_told() -> None:
     node = FakeNode(settings=Settings(pool_bytes=10 * STRIDE + 1000, block_max=8))
     node.join()
