@@ -149,16 +149,12 @@ class BlockTable:
         """
         if count > self.total:
             raise LocalError("reserve_too_large", want=count, total=self.total)
-        evictable = len(self.policy)
-        if count > len(self.free) + evictable:
+        free, evictable = len(self.free), len(self.policy)
+        if count > free + evictable:
             raise LocalError(
-                "pool_full",
-                want=count,
-                free=len(self.free),
-                evictable=evictable,
-                total=self.total,
+                "pool_full", want=count, free=free, evictable=evictable, total=self.total
             )
-        self.evict(count - len(self.free))
+        self.evict(count - free)
         taken = [self.free.pop() for _ in range(count)]
         spans = self.shape.num_spans
         for block in taken:
