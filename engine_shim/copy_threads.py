@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine_shim.client import KvdRefused, SlotQuarantined
+from engine_shim.copy_order import CopyOrder
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.layer_rows import SAVER, LayerRows, SlotContents
 from engine_shim.slot_client import SlotClient, pool_of
-from engine_shim.steps import LayerState, Step, StepFailed, as_step_failure
+from engine_shim.steps import LayerState, Step, StepFailed, StepRequest, as_step_failure
 from kvd.plan.ring import RingPlan
 from kvd.plan.runs import CopySpans
 from kvd.wire.slot_items import LoadItem
@@ -81,8 +82,10 @@ class Loader:
         rows: LayerRows,
         contents: SlotContents,
         news: WorkThread,
+        order: CopyOrder,
     ) -> None:
         """Start the thread."""
+        self._order = order
         self._client = client
         self._device = device
         self._memory = memory
@@ -130,6 +133,7 @@ class Loader:
             state.loaded.set()
             state.acquired.set()
             return
+        self._order.load_begins()
         try:
             pool = pool_of(self._client, state.tenancy)
             if pool is None:
@@ -174,6 +178,7 @@ class Loader:
 
     def _tell(self, state: LayerState, *, ok: bool) -> None:
         """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""
+        self._order.load_ended()
         assert state.tenancy is not None
         # A client that cannot tell is without kvd: the announcement will say it.
         with suppress(KvdRefused):
@@ -183,10 +188,14 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class SaveTask:
-    """One layer to be saved; `written`: the device event behind the write of its rows."""
+    """One layer to be saved, of these requests; `written`: the event behind the write of its rows.
+
+    The requests are those of the announcement: what is not in it has no save that may run.
+    """
 
     step: Step
     layer: int
+    requests: tuple[StepRequest, ...]
     written: Event
 
 
@@ -200,8 +209,10 @@ class Saver:
         memory: DeviceMemory,
         rows: LayerRows,
         news: WorkThread,
+        order: CopyOrder,
     ) -> None:
         """Start the thread."""
+        self._order = order
         self._client = client
         self._memory = memory
         self._rows = rows
@@ -213,6 +224,7 @@ class Saver:
 
     def start(self, task: SaveTask) -> None:
         """Save one layer."""
+        self._order.save_begins()
         self._thread.put(partial(self._run, task))
 
     def close(self, seconds: float) -> None:
@@ -232,12 +244,13 @@ class Saver:
     def _copy(self, task: SaveTask, state: LayerState) -> None:
         assert state.tenancy is not None
         spans = CopySpans()
-        for request in task.step.requests:
+        for request in task.requests:
             self._rows.add_save(spans, task.layer, state.tenancy.slot, request)
         self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
         pool = pool_of(self._client, state.tenancy)
         if pool is None:
             raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
+        self._order.wait_for_loads(task.step.seconds_left())
         self._stream.wait(task.written)
         started = time.monotonic_ns()
         self._stream.copy(pool, self._memory, spans)
@@ -255,6 +268,7 @@ class Saver:
         self._tell(state, ok=failure is None)
 
     def _tell(self, state: LayerState, *, ok: bool) -> None:
+        self._order.save_ended()
         assert state.tenancy is not None
         with suppress(KvdRefused):
             self._client.slots.save_ended(state.tenancy, SAVER, ok)

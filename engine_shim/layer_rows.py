@@ -62,6 +62,7 @@ class LayerRows:
         self._layout = layout
         self._blocks = blocks
         self._shard = shard
+        self.block_tokens = blocks.block_tokens
 
     def load_item(self, request: StepRequest, have: int) -> LoadItem:
         """The blocks behind rows [have, num_computed), as kvd must know them."""
@@ -77,9 +78,12 @@ class LayerRows:
         tokens: list[int] = []
         names: list[str] = []
         for request in requests:
-            first, last = request.num_computed // size, -(-request.end // size)
+            end = request.saved_end(size)
+            first, last = request.num_computed // size, -(-end // size)
+            if end == request.num_computed:
+                continue
             blocks.extend(request.pool_blocks[first:last])
-            tokens.extend(min(size, request.end - at * size) for at in range(first, last))
+            tokens.extend(min(size, end - at * size) for at in range(first, last))
             names.extend([request.request] * (last - first))
         return [SaveItem(SAVER, blocks, tokens, names)] if blocks else []
 
@@ -113,7 +117,8 @@ class LayerRows:
 
     def add_save(self, spans: CopySpans, layer: int, slot: int, request: StepRequest) -> None:
         """Add the copy of the step's new rows from the slot into the pool."""
+        end = request.saved_end(self._blocks.block_tokens)
         for span in self._blocks.spans(layer, self._shard):
             in_slot = slot_rows(self._layout, slot, span.part, request.device_blocks)
             in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
-            add_rows(spans, request.num_computed, request.end, in_pool, in_slot)
+            add_rows(spans, request.num_computed, end, in_pool, in_slot)

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine_shim.client import KvdRefused
+from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_threads import Loader, Saver, SaveTask, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
@@ -39,10 +40,12 @@ class PipelineOptions:
 
     shard:       the span of each layer that this rank loads and saves.
     contributes: whether it saves and offers rows (MLA: rank 0 only).
+    saves_max:   layers whose saves have not ended; from so many on optional rows are not saved.
     """
 
     shard: int = 0
     contributes: bool = True
+    saves_max: int = 256
     close_s: float = 30.0
 
 
@@ -52,6 +55,7 @@ class PipelineFigures:
 
     exposed_s:      time that the compute thread waited for slots and loads.
     load_s, save_s: time that copies in that direction were under way.
+    shed_blocks:    blocks that were left unsaved because too many saves were open.
     """
 
     loaded_bytes: int
@@ -60,6 +64,7 @@ class PipelineFigures:
     load_s: float
     save_s: float
     spares_left: int
+    shed_blocks: int = 0
 
 
 class PrefillPipeline:
@@ -91,9 +96,13 @@ class PrefillPipeline:
         self._contents = SlotContents(len(ring.slots))
         self._compute = device.stream("compute")
         self._news = WorkThread("kvd-news", device)
-        self._loader = Loader(client, device, memory, self._rows, self._contents, self._news)
-        self._saver = Saver(client, device, memory, self._rows, self._news)
+        self._order = CopyOrder()
+        self._loader = Loader(
+            client, device, memory, self._rows, self._contents, self._news, self._order
+        )
+        self._saver = Saver(client, device, memory, self._rows, self._news, self._order)
         self._step: Step | None = None
+        self._shed_blocks = 0
         self._waited_ns = 0
 
     @property
@@ -110,6 +119,7 @@ class PrefillPipeline:
             self._loader.time.busy_ns / 1e9,
             self._saver.time.busy_ns / 1e9,
             len(self._ring.spares),
+            self._shed_blocks,
         )
 
     def begin_step(
@@ -158,7 +168,8 @@ class PrefillPipeline:
         event = self._device.event()
         self._compute.record(event)
         gives = self._options.contributes
-        saves = self._rows.save_items(step.requests) if gives else []
+        saved = self._to_save(step) if gives else ()
+        saves = self._rows.save_items(saved)
         reads = self._rows.read_items(step.requests) if gives else []
         try:
             self._client.slots.written(state.tenancy, layer, saves, reads, step.seconds_left())
@@ -166,7 +177,7 @@ class PrefillPipeline:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_written = True
         if saves:
-            self._saver.start(SaveTask(step, layer, event))
+            self._saver.start(SaveTask(step, layer, saved, event))
         else:
             state.saved.set()
 
@@ -185,10 +196,12 @@ class PrefillPipeline:
         state.is_computed = True
         self._contents.add(state.tenancy.slot, step.requests)
 
-    def end_step(self, *, wait_saves: bool) -> None:
+    def end_step(self, *, wait_saves: bool) -> tuple[str, ...]:
         """End the step after its last layer.
 
         Args: wait_saves: also wait until everything is saved.
+        Returns: optional requests of which rows are left unsaved: their blocks are not to be
+            committed. If they are, they never become ready, and are freed once their owner left.
         Raises: StepFailed; the step has ended all the same.
         """
         step = self._running()
@@ -199,6 +212,7 @@ class PrefillPipeline:
         self._step = None
         if step.failure is not None:
             raise step.failure
+        return tuple(r.request for r in step.requests if r.optional and step.is_shed)
 
     def abort_step(self, failure: StepFailed | None = None) -> None:
         """Give the running step up: every slot that it took is let go. Idempotent."""
@@ -248,6 +262,22 @@ class PrefillPipeline:
         if self._step.failure is not None:
             raise self._step.failure
         return self._step
+
+    def _to_save(self, step: Step) -> tuple[StepRequest, ...]:
+        """The requests whose rows of the next layer are saved.
+
+        A block with one layer missing is of no use, so what is shed once stays shed.
+        """
+        optional = [request for request in step.requests if request.optional]
+        if optional and not step.is_shed and self._order.saves_open >= self._options.saves_max:
+            step.is_shed = True
+            size = self._rows.block_tokens
+            for request in optional:
+                first, end = request.num_computed // size, request.saved_end(size)
+                self._shed_blocks += -(-end // size) - first
+        if not step.is_shed:
+            return step.requests
+        return tuple(request for request in step.requests if not request.optional)
 
     def _failed(self, step: Step, failure: StepFailed) -> StepFailed:
         step.fail(failure)

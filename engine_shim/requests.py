@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from engine_shim.client import KvdRefused
 
 HASH_BYTES = 32
+
+POOL_FULL: Final = "pool_full"
+"""Code of a reservation for which there is no room now."""
 
 
 class BlockClient(Protocol):
@@ -71,6 +74,7 @@ class RequestPool:
         """client: of a member that is a scheduler."""
         self._client = client
         self._size = block_tokens
+        self.shed_blocks = 0
 
     def admit(self, request: str, hashes: Sequence[bytes], num_tokens: int) -> PooledRequest:
         """Begin a request with what is there of its prefix.
@@ -88,23 +92,32 @@ class RequestPool:
         pooled.committed = len(found)
         return pooled
 
-    def extend(self, pooled: PooledRequest, num_tokens: int) -> None:
+    def extend(self, pooled: PooledRequest, num_tokens: int, *, optional: bool = False) -> None:
         """Make sure that there are blocks for tokens [0, num_tokens).
 
+        optional: a full pool is no error: these tokens go without blocks, which is counted in
+            `shed_blocks`. Only for tokens that the request itself never loads again.
         Raises: KvdRefused(pool_full | pool_lost | ...), with nothing changed.
         """
         self._check(pooled)
         missing = -(-num_tokens // self._size) - len(pooled.blocks)
-        if missing > 0:
+        if missing <= 0:
+            return
+        try:
             pooled.blocks.extend(self._client.reserve(pooled.request, missing))
+        except KvdRefused as error:
+            if not optional or error.code != POOL_FULL:
+                raise
+            self.shed_blocks += missing
 
     def commit(self, pooled: PooledRequest, num_tokens: int) -> int:
         """Give every full block of tokens [0, num_tokens) its key; returns how many are new.
 
+        Tokens that `extend` left without blocks get none.
         Raises: KvdRefused for a block that was refused.
         """
         self._check(pooled)
-        full = min(num_tokens // self._size, len(pooled.hashes))
+        full = min(num_tokens // self._size, len(pooled.hashes), len(pooled.blocks))
         fresh = range(pooled.committed, full)
         if not fresh:
             return 0

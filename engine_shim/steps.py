@@ -23,11 +23,15 @@ class StepRequest:
     """One request's share of a step.
 
     device_blocks: engine block ids of tokens [0, end), in order.
-    pool_blocks:   pool blocks of the same tokens, in order.
+    pool_blocks:   pool blocks of the same tokens, in order; of an optional request maybe fewer.
     num_computed:  tokens whose KV exists before the step.
     end:           tokens whose KV exists after it.
     targets:       transfers that get its rows.
     offered:       rows that the targets were offered in earlier steps.
+    optional:      nobody but later requests would ever read this step's rows in the pool, so they
+                   may be left unsaved: no step of this request follows, and there is no target,
+                   which may have to read them there once the slot has moved on.
+    Raises: ValueError when it is optional and has targets.
     """
 
     request: str
@@ -37,6 +41,17 @@ class StepRequest:
     end: int
     targets: tuple[Target, ...] = ()
     offered: int = 0
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optional and self.targets:
+            raise ValueError(f"request {self.request} is optional, but has targets")
+
+    def saved_end(self, block_tokens: int) -> int:
+        """Where its saved tokens end: at `end`, or where an optional request's pool blocks do."""
+        if not self.optional:
+            return self.end
+        return max(self.num_computed, min(self.end, len(self.pool_blocks) * block_tokens))
 
 
 class StepFailed(Exception):
@@ -95,9 +110,13 @@ class Step:
         end: int,
         boot_id: bytes | None = None,
     ) -> None:
-        """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks."""
+        """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks.
+
+        `is_shed`: from here on rows of optional requests are not saved; compute thread only.
+        """
         self.requests = requests
         self.boot_id = boot_id
+        self.is_shed = False
         self.end = end
         self.layers = [LayerState() for _ in range(num_layers)]
         self._lock = threading.Condition()

@@ -72,6 +72,12 @@ class PrefillEngine:
         self._deadline_s = step_deadline_s
         self._ids = BlockIds(tensors.num_blocks)
         self._pool = RequestPool(client, tensors.block_tokens)
+        self._unsaved: tuple[str, ...] = ()
+
+    @property
+    def shed_blocks(self) -> int:
+        """Blocks that were left unsaved under pressure: the pool was full, or saves were late."""
+        return self._pool.shed_blocks + self._pipeline.figures().shed_blocks
 
     # Rank 0 -----------------------------------------------------------------------------------
 
@@ -137,7 +143,10 @@ class PrefillEngine:
         first = -1
         while start < len(tokens):
             end = min(start + self._chunk, len(tokens))
-            self._extend(pooled, end)
+            last = end == len(tokens)
+            # Rows of the last chunk are read again by other requests only, and by targets.
+            optional = last and not targets
+            self._extend(pooled, end, optional=optional)
             size = self._tensors.block_tokens
             request = StepRequest(
                 pooled.request,
@@ -147,22 +156,26 @@ class PrefillEngine:
                 end,
                 targets,
                 offered,
+                optional,
             )
-            last = end == len(tokens)
             first = self._step(StepOrder.run(request, list(tokens[start:end]), last))
-            self._pool.commit(pooled, end)
+            if request.request not in self._unsaved:
+                self._pool.commit(pooled, end)
             start = offered = end
             steps += 1
             if progress is not None:
                 progress(end, len(tokens))
         return first, steps
 
-    def _extend(self, pooled: PooledRequest, end: int) -> None:
-        """Reserve the next chunk's blocks; a full pool is waited for, until the deadline."""
+    def _extend(self, pooled: PooledRequest, end: int, *, optional: bool) -> None:
+        """Reserve the next chunk's blocks; a full pool is waited for, until the deadline.
+
+        Blocks that are optional are not waited for: the chunk goes unsaved.
+        """
         give_up = time.monotonic() + self._deadline_s
         while True:
             try:
-                self._pool.extend(pooled, end)
+                self._pool.extend(pooled, end, optional=optional)
             except KvdRefused as error:
                 if error.code != "pool_full" or time.monotonic() > give_up:
                     raise
@@ -219,7 +232,7 @@ class PrefillEngine:
         try:
             tokens = torch.tensor(order.tokens, dtype=torch.int64)
             logits = self._model.forward(tokens, request.num_computed, cache)
-            self._pipeline.end_step(wait_saves=order.last)
+            self._unsaved = self._pipeline.end_step(wait_saves=order.last)
         except StepFailed as failure:
             self._pipeline.abort_step(failure)
             raise

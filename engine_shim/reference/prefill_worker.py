@@ -148,7 +148,12 @@ class PrefillWorker:
                     say(od.Progress(request, done, total))
 
                 result = self.engine.prefill(request, tokens, targets, progress)
-                self.client.stats({"spare_left": float(self.pipeline.figures().spares_left)})
+                self.client.stats(
+                    {
+                        "spare_left": float(self.pipeline.figures().spares_left),
+                        "saves_shed": float(self.engine.shed_blocks),
+                    }
+                )
                 say(
                     od.Prefilled(
                         request,
@@ -174,6 +179,7 @@ class PrefillWorker:
             "load_s": figures.load_s,
             "save_s": figures.save_s,
             "spares_left": float(figures.spares_left),
+            "saves_shed": float(self.engine.shed_blocks),
         }
 
     def follow(self) -> None:

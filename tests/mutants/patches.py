@@ -30,6 +30,10 @@ SUITES: Final = MappingProxyType(
         "machine by example": ("tests/unit/core/test_machine_seeds.py",),
         "adoption by example": ("tests/unit/core/test_adoption.py",),
         "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),
+        "shim under pressure": (
+            "tests/unit/engine_shim/test_pipeline_pressure.py",
+            "tests/unit/engine_shim/test_copy_order.py",
+        ),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
     }

@@ -1,4 +1,4 @@
-"""Ways to break the owner's half of the release gate."""
+"""Ways to break the owner's half of the release gate, and what it does under pressure."""
 
 from __future__ import annotations
 
@@ -20,5 +20,40 @@ MUTANTS: Final = (
         "        return state == STATE_FREE and epoch > self._last[slot]\n",
         "        return epoch > self._last[slot] or state > STATE_FREE\n",
         ("simulator",),
+    ),
+    Mutant(
+        "a save does not wait for loads",
+        "engine_shim.copy_threads",
+        "        self._order.wait_for_loads(task.step.seconds_left())\n",
+        "",
+        ("shim under pressure",),
+    ),
+    Mutant(
+        "a save waits for loads that began after it",
+        "engine_shim.copy_order",
+        "lambda: self._loads_ended >= before,",
+        "lambda: self._loads_ended >= max(before, self._loads_begun),",
+        ("shim under pressure",),
+    ),
+    Mutant(
+        "saves that are needed are shed with those that are not",
+        "engine_shim.pipeline",
+        "        return tuple(request for request in step.requests if not request.optional)\n",
+        "        return ()\n",
+        ("shim under pressure",),
+    ),
+    Mutant(
+        "rows are saved that were not announced",
+        "engine_shim.copy_threads",
+        "        for request in task.requests:\n",
+        "        for request in task.step.requests:\n",
+        ("shim under pressure",),
+    ),
+    Mutant(
+        "blocks that a chunk must load again are left out when the pool is full",
+        "engine_shim.requests",
+        "            if not optional or error.code != POOL_FULL:\n",
+        "            if error.code != POOL_FULL:\n",
+        ("shim under pressure",),
     ),
 )

@@ -34,7 +34,14 @@ PARTS = [[Part("main", ROW)] for _ in range(LAYERS)]
 class Engine:
     """A pipeline with a model that only writes and checks patterns."""
 
-    def __init__(self, rules: Sequence[Rule] = (), *, buffers: int = 2, lookahead: int = 1) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule] = (),
+        *,
+        buffers: int = 2,
+        lookahead: int = 1,
+        saves_max: int = 256,
+    ) -> None:
         layout = BlockLayoutSpec("pattern", "uint8", BLOCK, PARTS)
         self.ring = plan_ring(
             [tuple(parts) for parts in PARTS],
@@ -55,37 +62,58 @@ class Engine:
             self.memory,
             self.layout,
             BlockLayout(layout),
-            PipelineOptions(close_s=5.0),
+            PipelineOptions(close_s=5.0, saves_max=saves_max),
         )
         self.pool = RequestPool(self.kvd, BLOCK)
         self.device_blocks = tuple(range(MAX_TOKENS // BLOCK))
         self.before_write: Callable[[int], None] = lambda layer: None
+        self.start = 0
+        self.unsaved: tuple[str, ...] = ()
 
     def admit(self, name: str, text: str) -> PooledRequest:
         """Begin a request for a text; one token for each character."""
         keys = [_key(text[: (at + 1) * BLOCK]) for at in range(len(text) // BLOCK)]
         return self.pool.admit(name, keys, len(text))
 
-    def prefill(self, name: str, text: str, chunk: int = 8) -> int:
-        """All chunks of a request; returns the tokens that were found."""
+    def prefill(self, name: str, text: str, chunk: int = 8, *, optional: bool = False) -> int:
+        """All chunks of a request; returns the tokens that were found.
+
+        optional: its last chunk may go unsaved.
+        """
         pooled = self.admit(name, text)
         for start in range(pooled.hit_tokens, len(text), chunk):
             end = min(start + chunk, len(text))
-            self.pool.extend(pooled, end)
-            self.step(pooled, text, start, end, last=end == len(text))
-            self.pool.commit(pooled, end)
+            last = end == len(text)
+            self.pool.extend(pooled, end, optional=optional and last)
+            self.step(pooled, text, start, end, last=last, optional=optional and last)
+            if name not in self.unsaved:
+                self.pool.commit(pooled, end)
         self.pool.end(pooled)
         self.pipeline.forget(name)
         return pooled.hit_tokens
 
     def step(
-        self, pooled: PooledRequest, text: str, start: int, end: int, *, last: bool, s: float = 10.0
+        self,
+        pooled: PooledRequest,
+        text: str,
+        start: int,
+        end: int,
+        *,
+        last: bool,
+        s: float = 10.0,
+        optional: bool = False,
     ) -> None:
         """One chunk through all layers; every row of the layer is checked."""
         count = -(-end // BLOCK)
         request = StepRequest(
-            pooled.request, self.device_blocks[:count], tuple(pooled.blocks[:count]), start, end
+            pooled.request,
+            self.device_blocks[:count],
+            tuple(pooled.blocks[:count]),
+            start,
+            end,
+            optional=optional,
         )
+        self.start = start
         self.pipeline.begin_step([request], s)
         try:
             for layer in range(LAYERS):
@@ -99,7 +127,7 @@ class Engine:
                     found = self.memory.read_bytes(rows.locate(token)[0], ROW)
                     assert found == _row(text, layer, token), f"layer {layer} token {token}"
                 self.pipeline.computed(layer)
-            self.pipeline.end_step(wait_saves=last)
+            self.unsaved = self.pipeline.end_step(wait_saves=last)
         except StepFailed:
             self.pipeline.abort_step()
             raise

@@ -1,0 +1,64 @@
+"""What the copy threads know of each other: loads go before saves, and saves are counted.
+
+Compute waits for loads, and for saves only when it comes back to their slot. So a save whose turn
+has come lets the loads that are under way end first, where both would share the way to the pool.
+Loads that begin later do not overtake it: they may be waiting for its very slot.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+HOLD_SECONDS: Final = 0.1
+"""Longest time that a save waits for loads: one that hangs must not keep the slots of others."""
+
+
+class CopyOrder:
+    """Shared by the loader, the saver and the compute thread of one pipeline."""
+
+    def __init__(self) -> None:
+        """Nothing is copied."""
+        self._changed = threading.Condition()
+        self._loads_begun = 0
+        self._loads_ended = 0
+        self._saves_open = 0
+
+    @property
+    def saves_open(self) -> int:
+        """Saves that were handed over and have not ended."""
+        return self._saves_open
+
+    def load_begins(self) -> None:
+        """A load has its slot and will be copied now."""
+        with self._changed:
+            self._loads_begun += 1
+            self._changed.notify_all()
+
+    def load_ended(self) -> None:
+        """The oldest load has ended, or never came to its copy; loads end in their order."""
+        with self._changed:
+            self._loads_ended += 1
+            self._changed.notify_all()
+
+    def save_begins(self) -> None:
+        """A save is handed over."""
+        with self._changed:
+            self._saves_open += 1
+            self._changed.notify_all()
+
+    def save_ended(self) -> None:
+        """A save has ended, or never came to its copy."""
+        with self._changed:
+            self._saves_open -= 1
+
+    def wait_for_loads(self, seconds: float) -> bool:
+        """Let the loads that have begun by now end; returns whether they have.
+
+        seconds: as long as there is; never more than `HOLD_SECONDS` are waited.
+        """
+        with self._changed:
+            before = self._loads_begun
+            return self._changed.wait_for(
+                lambda: self._loads_ended >= before, min(seconds, HOLD_SECONDS)
+            )
