@@ -183,6 +183,9 @@ class Options:
             lookup_lease=1000 * MS,
             orphan_grace=600 * MS,
             keep_ended=self.keep_ended,
+            eviction="lru" if self.pool_blocks == 16 else "arc",
+            high_water=1.0 if self.pool_blocks == 10 else 0.8,
+            low_water=1.0 if self.pool_blocks == 10 else 0.6,
             timing=self.timing,
             limits=limits,
         )
