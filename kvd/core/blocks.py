@@ -156,11 +156,10 @@ class BlockTable:
             )
         self.evict(count - free)
         taken = [self.free.pop() for _ in range(count)]
-        spans = self.shape.num_spans
         for block in taken:
             self._set(block, BlockState.FILLING)
             self.lives[block] += 1
-            self.fills[block] = Fill(owner, [0] * spans)
+            self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
             self.pins[block] = {owner}
         return taken
 
