@@ -82,6 +82,10 @@ def _block_problems(m: State, table: BlockTable) -> Iterator[str]:
     for block in table.policy:
         if block in table.pins or table.state[block] != BlockState.READY:
             yield f"block {block} is evictable but pinned or not ready"
+    kept = sum(1 for block in table.pins if table.state[block] == BlockState.READY)
+    if len(table.policy) != table.counts[BlockState.READY] - kept:
+        ready = table.counts[BlockState.READY]
+        yield f"{len(table.policy)} blocks are evictable: {ready} are ready, {kept} of them kept"
 
 
 def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:
