@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvd.cli.layout import spaced, table, word
+from kvd.cli.render_pool import eviction_facts, pool_facts
 from kvd.cli.text import maybe_seconds, percent, seconds, size, yes
 from kvd.core.errors import ErrorSpec
 from kvd.server.models import (
     Model,
-    PoolView,
     Reason,
     RegionView,
     SlotCounts,
@@ -91,9 +91,7 @@ def _facts(status: Status) -> Table:
     grid.add_row("memory", status.memory.note)
     if status.memory.last_life:
         grid.add_row("", status.memory.last_life)
-    for name, text in _pool_facts(status.pool):
-        grid.add_row(name, text)
-    for name, text in _eviction_facts(status):
+    for name, text in (*pool_facts(status.pool), *eviction_facts(status)):
         grid.add_row(name, text)
     hits = status.hits
     rate = percent(hits.blocks_hit, hits.blocks_asked)
@@ -111,49 +109,6 @@ def _facts(status: Status) -> Table:
     story = status.story
     grid.add_row("story", f"{story.kept} of {story.limit} transitions, {story.dropped} dropped")
     return grid
-
-
-def _pool_facts(pool: PoolView) -> Iterable[tuple[str, str]]:
-    if not pool.formatted:
-        yield "pool", f"{size(pool.configured_bytes)}, not yet divided: no engine has come"
-        return
-    blocks, sizes = pool.blocks, pool.bytes
-    unused = f", {size(pool.unused_bytes)} unused" if pool.unused_bytes else ""
-    yield (
-        "pool",
-        f"{size(sizes.total)}: {blocks.total} blocks of {size(pool.block_bytes)}{unused}; "
-        f"{pool.tokens_fit} tokens fit",
-    )
-    yield (
-        "blocks",
-        f"{blocks.free} free ({size(sizes.free)}), "
-        f"{blocks.filling} filling ({size(sizes.filling)}), "
-        f"{blocks.ready} ready ({size(sizes.ready)}), "
-        f"{blocks.poisoned} poisoned ({size(sizes.poisoned)}); "
-        f"{pool.pinned_blocks} kept, {pool.evictable_blocks} evictable",
-    )
-
-
-def _eviction_facts(status: Status) -> Iterable[tuple[str, str]]:
-    seen = status.eviction
-    if not status.pool.formatted:
-        return
-    marks = (
-        f"ahead of need from {seen.high_water:.0%} to {seen.low_water:.0%} in use"
-        if seen.high_water < 1
-        else "only when blocks are reserved"
-    )
-    yield (
-        "eviction",
-        f"{seen.policy}, {marks}: {seen.admitted} blocks admitted, {seen.found} found again, "
-        f"{seen.evicted} evicted ({seen.evicted_ahead} ahead), {seen.ghost_hits} came back, "
-        f"{seen.saves_shed} saves shed",
-    )
-    if seen.policy != "lru":
-        yield (
-            "  in order",
-            f"{seen.new_blocks} new (room for {seen.new_room}), {seen.used_blocks} used",
-        )
 
 
 def _slot_counts(counts: SlotCounts) -> str:
