@@ -2,13 +2,16 @@
 
 Everything that kvd and the shim do to shared memory goes through here, because Python alone can
 neither store with release order, nor copy without holding the interpreter lock, nor wait on a word
-without a wake being lost. Nothing here knows blocks, slots or requests, and nothing needs numpy or
-torch: buffers in, numbers out.
+without a wake being lost. Nothing here knows slots or requests, and nothing needs numpy or torch:
+buffers in, numbers out.
 
 * `Mapping`: one `mmap` of a file descriptor, with bounds on every access.
 * `copy_spans`: a list of byte ranges from one mapping into another, past the cache.
 * `GateWaiter`: sleeping until a slot's word on a gate page says free.
 * `crc32c`: checksum of headers and spans.
+* `BlockIndex`: a hash table of block keys that costs no Python object per key.
+* `scan_headers`: the headers of a pool that an earlier life left, into columns and an index.
+* `unlink_blocks`: many blocks out of queues that are links in arrays, at once.
 
 What each operation means is defined in `kvd_kernels.reference`.
 
@@ -29,7 +32,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kvd_kernels import _host
-from kvd_kernels._host import Mapping, copy_kernels, copy_spans, crc32c
+from kvd_kernels._host import (
+    BlockIndex,
+    Mapping,
+    copy_kernels,
+    copy_spans,
+    crc32c,
+    scan_headers,
+    unlink_blocks,
+)
 from kvd_kernels.reference import (
     EPOCH_MAX,
     WORD_CLOSED,
@@ -48,6 +59,7 @@ __all__ = [
     "WORD_FREE",
     "WORD_HELD",
     "WORD_QUARANTINED",
+    "BlockIndex",
     "GateStatistics",
     "GateWaiter",
     "Mapping",
@@ -55,7 +67,9 @@ __all__ = [
     "copy_spans",
     "crc32c",
     "gate_word",
+    "scan_headers",
     "split_word",
+    "unlink_blocks",
 ]
 
 GATE_HEADER_BYTES: Final = 64

@@ -6,7 +6,7 @@ written to be read, not to be fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Final
 
 WORD_CLOSED: Final = 0  # no slot here, or its member is gone
@@ -22,6 +22,12 @@ _CRC32C_POLYNOMIAL: Final = 0x82F63B78  # 0x1EDC6F41 with its bits reversed
 _CRC_MASK: Final = 0xFFFFFFFF
 
 SPAN_WORDS: Final = 3
+
+HASH_BYTES: Final = 32
+HEADER_BYTES: Final = 128
+_WORD_RESET: Final = 0
+_WORD_FILLING: Final = 0x46494C4C
+_WORD_READY: Final = 0x52454459
 
 
 def gate_word(epoch: int, state: int) -> int:
@@ -88,3 +94,120 @@ def crc32c(data: bytes, seed: int = 0) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (_CRC32C_POLYNOMIAL if crc & 1 else 0)
     return crc ^ _CRC_MASK
+
+
+class BlockIndex:
+    """Keys (namespace, 32-byte hash) of ready blocks, at most `capacity` of them.
+
+    Raises: ValueError for a hash of another length, or a blob that is not whole hashes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._blocks: dict[tuple[int, bytes], int] = {}
+
+    def get(self, namespace: int, block_hash: bytes) -> int | None:
+        """Return the block with this key, None when there is none."""
+        return self._blocks.get((namespace, _whole_hash(block_hash)))
+
+    def prefix(self, namespace: int, hashes: bytes) -> list[int]:
+        """Return the blocks of the longest run of leading hashes present."""
+        if len(hashes) % HASH_BYTES:
+            raise ValueError(f"hashes has {len(hashes)} bytes, which is not a multiple of 32")
+        found = []
+        for at in range(0, len(hashes), HASH_BYTES):
+            block = self._blocks.get((namespace, hashes[at : at + HASH_BYTES]))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def put(self, namespace: int, block_hash: bytes, block: int) -> None:
+        """Add a key. Raises ValueError when it is there, OverflowError when the index is full."""
+        key = (namespace, _whole_hash(block_hash))
+        if key in self._blocks:
+            raise ValueError(f"the key of block {block} is in the index already")
+        if len(self._blocks) == self.capacity:
+            raise OverflowError(f"the index is full: it has room for {self.capacity} keys")
+        self._blocks[key] = block
+
+    def remove(self, namespace: int, block_hash: bytes) -> None:
+        """Remove a key. Raises KeyError when it is not there."""
+        del self._blocks[namespace, _whole_hash(block_hash)]
+
+    def clear(self, capacity: int | None = None) -> None:
+        """Forget every key; from now on there is room for `capacity`, or as before for None."""
+        self._blocks.clear()
+        self.capacity = self.capacity if capacity is None else capacity
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+
+def _whole_hash(block_hash: bytes) -> bytes:
+    if len(block_hash) != HASH_BYTES:
+        raise ValueError(f"block_hash must have 32 bytes, not {len(block_hash)}")
+    return block_hash
+
+
+def scan_headers(
+    headers: bytes,
+    index: BlockIndex,
+    states: bytearray,
+    namespaces: MutableSequence[int],
+    hashes: bytearray,
+    tokens: MutableSequence[int],
+) -> tuple[list[bytes], list[int], list[int]]:
+    """Read block headers of pool metadata (layout v1) into columns and an index.
+
+    headers: [N, 128], of (state u32, seq u32, namespace 32, hash 32, tokens u32, flags u32, zeros,
+    crc32c u32 of bytes 4 .. 123), little endian. states: [N], out: 0 reset, 1 filling, 2 ready.
+    namespaces, tokens: [N], out. hashes: [N, 32], out. The columns hold zeros before, and do so
+    after for what is not ready. Returns (digests, torn, duplicates): the namespaces by their
+    number, blocks whose header is none, blocks whose key an earlier block has.
+    """
+    digests: list[bytes] = []
+    torn: list[int] = []
+    duplicates: list[int] = []
+    for block in range(len(states)):
+        header = headers[block * HEADER_BYTES : (block + 1) * HEADER_BYTES]
+        word = int.from_bytes(header[:4], "little")
+        if word == _WORD_FILLING:
+            states[block] = 1
+        elif word == _WORD_READY and crc32c(header[4:-4]) == int.from_bytes(header[-4:], "little"):
+            digest, block_hash = header[8:40], header[40:72]
+            if digest not in digests:
+                digests.append(digest)
+            number = digests.index(digest)
+            if index.get(number, block_hash) is not None:
+                duplicates.append(block)
+                continue
+            index.put(number, block_hash, block)
+            states[block] = 2
+            namespaces[block] = number
+            hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES] = block_hash
+            tokens[block] = int.from_bytes(header[72:76], "little")
+        elif word != _WORD_RESET:
+            torn.append(block)
+    return digests, torn, duplicates
+
+
+def unlink_blocks(
+    after: MutableSequence[int], before: MutableSequence[int], home: bytearray, blocks: list[int]
+) -> list[int]:
+    """Take blocks out of their queues; return how many left each queue.
+
+    N blocks, Q queues. after, before: [N + Q], neighbours in a ring, entry N + q the head of queue
+    q. home: [N], 0 for a block in no queue, else 1 + queue. Raises IndexError for a block that is
+    none; those before it have left.
+    """
+    left = [0] * (len(after) - len(home))
+    for block in blocks:
+        if not 0 <= block < len(home):
+            raise IndexError(f"block {block} is outside the {len(home)} blocks of the pool")
+        if home[block]:
+            after[before[block]] = after[block]
+            before[after[block]] = before[block]
+            left[home[block] - 1] += 1
+            home[block] = 0
+    return left

@@ -58,5 +58,6 @@ constexpr uint64_t kKeepLockBytes = 16384;
 void bind_mapping(nb::module_& module);
 void bind_ops(nb::module_& module);
 void bind_gate(nb::module_& module);
+void bind_index(nb::module_& module);
 
 }  // namespace kvd

@@ -93,4 +93,5 @@ NB_MODULE(_host, module) {
   kvd::bind_mapping(module);
   kvd::bind_ops(module);
   kvd::bind_gate(module);
+  kvd::bind_index(module);
 }

@@ -43,7 +43,7 @@ def adopted(m: State, e: NodeAdopted, now: int, out: list[Effect]) -> None:
 
 def summary(m: State, e: NodeAdopted) -> str:
     """What was taken over, for people."""
-    ready = len(m.pool.blocks.keys) if m.pool is not None else 0
+    ready = len(m.pool.blocks.index) if m.pool is not None else 0
     return (
         f"{ready} ready blocks, {len(m.inherited_blocks)} that were being filled, "
         f"{len(e.absent)} members, {len(e.regions)} regions"
@@ -68,7 +68,7 @@ def _adopt_pool(m: State, pool: AdoptedPool, out: list[Effect]) -> None:
         table.adopt_filling(block, LAST_LIFE)
         m.inherited_blocks.append(block)
     table.rebuild_free()
-    m.counters["blocks_adopted"] += len(table.keys)
+    m.counters["blocks_adopted"] += len(table.index)
     m.counters["blocks_torn"] += len(pool.blocks.torn)
     if odd:
         m.counters["blocks_not_adopted"] += len(odd)

@@ -18,8 +18,11 @@ class BlockState(IntEnum):
     POISONED = 3
 
 
+RESET: Final = int(BlockState.RESET)
+FILLING: Final = int(BlockState.FILLING)
+READY: Final = int(BlockState.READY)
 POISONED: Final = int(BlockState.POISONED)
-"""The same number: comparing with a member of an enum takes twice as long, at every saved block."""
+"""The same numbers: comparing with a member of an enum takes twice as long, at every block."""
 
 
 class CommitStatus(IntEnum):

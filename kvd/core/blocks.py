@@ -21,8 +21,15 @@
 
 from __future__ import annotations
 
+from array import array
+
+from kvd.core.block_books import BlockBooks
+from kvd.core.block_columns import U32, BlockColumns
 from kvd.core.block_types import (
+    FILLING,
     POISONED,
+    READY,
+    RESET,
     BlockKey,
     BlockShape,
     BlockState,
@@ -31,36 +38,13 @@ from kvd.core.block_types import (
     Fill,
 )
 from kvd.core.errors import LocalError
-from kvd.core.evict import EvictionPolicy
 from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
-from kvd.core.prefix import BlockIndex
 
 __all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus", "Fill"]
 
 
-class BlockTable:
+class BlockTable(BlockBooks):
     """States, pins, spans and keys of all blocks of one pool."""
-
-    def __init__(
-        self, total: int, shape: BlockShape, index: BlockIndex, policy: EvictionPolicy
-    ) -> None:
-        """An empty pool of `total` blocks."""
-        self.total = total
-        self.shape = shape
-        self.index = index
-        self.policy = policy
-        self.state = bytearray(total)
-        self.free = list(range(total - 1, -1, -1))
-        self.counts = [total, 0, 0, 0]
-        self.fills: dict[int, Fill] = {}
-        self.keys: dict[int, tuple[BlockKey, int]] = {}
-        self.pins: dict[int, set[Pin]] = {}
-        self.lives = [0] * total
-        self.span_readers: dict[tuple[int, int], set[ReadId]] = {}
-        self.span_loads: dict[tuple[int, int], set[LoadId]] = {}
-        self.load_blocks: dict[LoadId, tuple[int, tuple[int, ...]]] = {}
-        self.save_blocks: dict[SaveId, tuple[int, tuple[int, ...]]] = {}
-        self.changes = Changes()
 
     def take_changes(self) -> Changes:
         """Hand over what happened since the last call."""
@@ -74,7 +58,7 @@ class BlockTable:
         if self.index.get(*key) is not None:
             return False
         self._set(block, BlockState.READY)
-        self.keys[block] = (key, tokens)
+        self.columns.set_key(block, key, tokens)
         self.index.put(*key, block)
         self.policy.admit(block)
         return True
@@ -83,11 +67,11 @@ class BlockTable:
         """A block may be being written; `owner` keeps it until it unpins it."""
         self._set(block, BlockState.FILLING)
         self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
-        self.pins[block] = {owner}
+        self.pins[block] = frozenset((owner,))
 
     def rebuild_free(self) -> None:
         """After the adoption: what was not adopted is free."""
-        self.free = [b for b in range(self.total - 1, -1, -1) if self.state[b] == BlockState.RESET]
+        self.free = array(U32, [b for b in range(self.total - 1, -1, -1) if not self.state[b]])
 
     # Pins -----------------------------------------------------------------------------------
 
@@ -95,30 +79,31 @@ class BlockTable:
         """Keep a block. The caller has seen that it is ready, or its own filling block."""
         pins = self.pins.get(block)
         if pins is None:
-            self.pins[block] = {pin}
+            self.pins[block] = frozenset((pin,))
             self.policy.withdraw(block)
         else:
-            pins.add(pin)
+            self.pins[block] = pins | {pin}
 
     def pin_all(self, blocks: list[int], pin: Pin) -> None:
-        """Keep several ready blocks, e.g. those of a hit."""
+        """Keep several ready blocks, e.g. those of a hit.
+
+        Sets of pins are never changed, so that all blocks that a request alone has share one.
+        """
         pins = self.pins
-        withdraw = self.policy.withdraw
-        for block in blocks:
-            have = pins.get(block)
-            if have is None:
-                pins[block] = {pin}
-                withdraw(block)
-            else:
-                have.add(pin)
+        if pins.keys().isdisjoint(blocks):
+            pins.update(dict.fromkeys(blocks, frozenset((pin,))))
+            self.policy.withdraw_all(blocks)
+        else:
+            for block in blocks:
+                self.pin(block, pin)
 
     def unpin(self, block: int, pin: Pin) -> None:
         """Drop one named pin; one that is not there is no error (it is named, not counted)."""
         pins = self.pins.get(block)
         if pins is None or pin not in pins:
             return
-        pins.discard(pin)
-        if pins:
+        if len(pins) > 1:
+            self.pins[block] = pins - {pin}
             return
         del self.pins[block]
         if self.state[block] == BlockState.READY:
@@ -156,11 +141,13 @@ class BlockTable:
             )
         self.evict(count - free)
         taken = [self.free.pop() for _ in range(count)]
+        spans = self.shape.num_spans
+        alone = frozenset((owner,))
         for block in taken:
             self._set(block, BlockState.FILLING)
             self.lives[block] += 1
-            self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
-            self.pins[block] = {owner}
+            self.fills[block] = Fill(owner, [0] * spans)
+            self.pins[block] = alone
         return taken
 
     def evict(self, count: int) -> None:
@@ -169,7 +156,7 @@ class BlockTable:
             block = self.policy.victim()
             assert block is not None
             assert block not in self.pins
-            key, _ = self.keys.pop(block)
+            key = self.columns.drop_key(block)
             self.policy.evict(block, *key)
             self.index.remove(*key)
             self.changes.evicted.append(block)
@@ -183,8 +170,7 @@ class BlockTable:
         request: whose it must be, '' for any request of the engine.
         Raises: LocalError(block_not_reserved | block_poisoned).
         """
-        held = self.keys.get(block)
-        if held is not None and held == (key, tokens):
+        if self.is_ready_under(block, key, tokens):
             return CommitStatus.READY
         fill = self.own_fill(engine, block, request)
         other = self.index.get(*key)
@@ -195,19 +181,6 @@ class BlockTable:
         fill.key = key
         fill.want = tokens
         return self._try_ready(block, fill)
-
-    def own_fill(self, engine: str, block: int, request: str = "") -> Fill:
-        """The filling block `block`, if `engine` reserved it, for `request` if that is named.
-
-        Raises: LocalError(block_not_reserved | block_poisoned).
-        """
-        fill = self.fills.get(block) if 0 <= block < self.total else None
-        if fill is None or fill.owner.engine != engine or request not in ("", fill.owner.request):
-            name = request or "?"
-            raise LocalError("block_not_reserved", block=block, request=name, engine=engine)
-        if self.state[block] == BlockState.POISONED:
-            raise LocalError("block_poisoned", block=block, detail="a save into it failed")
-        return fill
 
     def abandon(self, block: int, owner: RequestKey, now: int, grace: int) -> None:
         """The owner drops a block: its pin goes, and what nobody else needs is freed.
@@ -234,8 +207,7 @@ class BlockTable:
         """The data is not valid: no look-up finds it, and it is freed when nobody needs it."""
         state = self.state[block]
         if state == BlockState.READY:
-            (namespace, block_hash), _ = self.keys.pop(block)
-            self.index.remove(namespace, block_hash)
+            self.index.remove(*self.columns.drop_key(block))
             self.policy.withdraw(block)
         elif state != BlockState.FILLING:
             return
@@ -244,30 +216,6 @@ class BlockTable:
         self._free_if_dead(block)
 
     # Saves ------------------------------------------------------------------------------------
-
-    def check_save(
-        self, engine: str, block: int, layer: int, shard: int, tokens: int, request: str = ""
-    ) -> None:
-        """Whether a save into this span may start; `request` as in `commit`.
-
-        Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
-        """
-        fill = self.own_fill(engine, block, request)
-        if not 0 < tokens <= self.shape.block_tokens:
-            raise LocalError(
-                "limit_reached",
-                what="tokens in a block",
-                value=tokens,
-                limit=self.shape.block_tokens,
-                key="block_tokens",
-            )
-        span = self.shape.span(layer, shard)
-        if span in fill.open:
-            raise LocalError("span_busy", layer=layer, block=block, doing="saved")
-        if (block, span) in self.span_loads:
-            raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
-        if (block, layer) in self.span_readers:
-            raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
 
     def begin_save(
         self, save: SaveId, layer: int, shard: int, blocks: tuple[int, ...], tokens: tuple[int, ...]
@@ -301,31 +249,6 @@ class BlockTable:
             elif fill.want:
                 self._try_ready(block, fill)
 
-    def check_load(
-        self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int
-    ) -> None:
-        """Whether `owner` may load `tokens` tokens of this span now.
-
-        Raises: LocalError(block_not_reserved | block_poisoned | span_busy | span_unwritten).
-        """
-        state = self.state[block] if 0 <= block < self.total else BlockState.RESET
-        if state == BlockState.POISONED:
-            raise LocalError("block_poisoned", block=block, detail="its data is not valid")
-        if owner not in self.pins.get(block, ()):
-            raise LocalError(
-                "block_not_reserved", block=block, request=owner.request, engine=owner.engine
-            )
-        if state == BlockState.READY:
-            have = self.keys[block][1]
-        else:
-            span = self.shape.span(layer, shard)
-            fill = self.fills[block]
-            if span in fill.open:
-                raise LocalError("span_busy", layer=layer, block=block, doing="saved")
-            have = fill.tokens[span]
-        if have < tokens:
-            raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
-
     def begin_load(self, load: LoadId, layer: int, shard: int, blocks: tuple[int, ...]) -> None:
         """A checked load starts: its blocks are kept, its spans not rewritten, until it ends."""
         span = self.shape.span(layer, shard)
@@ -345,17 +268,38 @@ class BlockTable:
                     del self.span_loads[block, span]
             self.unpin(block, load)
 
-    def holds_rows(self, block: int, life: int, layer: int, shard: int, tokens: int) -> bool:
-        """Whether this life of a block still goes on and `tokens` tokens of the span are valid."""
-        if self.lives[block] != life:
-            return False
-        if self.state[block] == BlockState.READY:
-            return self.keys[block][1] >= tokens
-        span = self.shape.span(layer, shard)
-        fill = self.fills.get(block)
-        if fill is None or self.state[block] != BlockState.FILLING:
-            return False
-        return span not in fill.open and fill.tokens[span] >= tokens
+    # What an earlier life left ----------------------------------------------------------------
+
+    def adopt(self, columns: BlockColumns) -> list[int]:
+        """Take over what a scan of the headers found, in place of an empty pool.
+
+        Ready blocks are evictable, the lowest number first; the index has their keys already.
+        Filling blocks are *held*: they have no owner, but a process that does not know of this
+        life may still write into them, so each stays until `release_held`.
+
+        Args: columns: one entry for each block of this pool; they are the table's from now on.
+        Returns: held blocks, in order.
+        """
+        assert len(columns) == self.total == len(self.free), "only an empty pool can adopt"
+        states = columns.states
+        counts = [states.count(state) for state in range(len(self.counts))]
+        assert counts[BlockState.READY] == len(self.index), "ready blocks and keys differ"
+        assert counts[POISONED] == 0, "poison is never written into a header"
+        assert max(columns.tokens, default=0) <= self.shape.block_tokens, "another block shape"
+        self.columns, self.state, self.counts = columns, states, counts
+        for start, stop in columns.runs(READY):
+            self.policy.admit_range(start, stop)
+        self.free = array(U32)
+        for start, stop in columns.runs(RESET):
+            self.free.extend(range(start, stop))
+        self.free.reverse()
+        return [block for run in columns.runs(FILLING) for block in range(*run)]
+
+    def release_held(self, block: int) -> None:
+        """Free an adopted filling block: whoever could write into it has announced or is dead."""
+        if self.state[block] == BlockState.FILLING and block not in self.fills:
+            self.changes.freed.append(block)
+            self._reset(block)
 
     # Inside -----------------------------------------------------------------------------------
 
@@ -372,7 +316,7 @@ class BlockTable:
             return CommitStatus.DUPLICATE
         del self.fills[block]
         self._set(block, BlockState.READY)
-        self.keys[block] = (fill.key, fill.want)
+        self.columns.set_key(block, fill.key, fill.want)
         self.index.put(*fill.key, block)
         self.changes.ready.append(block)
         self.policy.born(block, *fill.key)

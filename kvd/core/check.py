@@ -64,14 +64,14 @@ def _block_problems(m: State, table: BlockTable) -> Iterator[str]:
     if len(set(table.free)) != len(table.free):
         yield "a block is free twice"
     for block in table.free:
-        if block in table.pins or block in table.fills or block in table.keys:
+        if block in table.pins or block in table.fills or table.columns.tokens[block]:
             yield f"block {block} is free but in use"
-    if len(table.keys) != len(table.index):
-        yield f"{len(table.keys)} ready blocks, {len(table.index)} keys in the index"
-    for block, (key, _) in table.keys.items():
-        if table.state[block] != BlockState.READY:
-            yield f"block {block} has a key but is not ready"
-        if table.index.get(*key) != block:
+    if table.counts[BlockState.READY] != len(table.index):
+        yield f"{table.counts[BlockState.READY]} ready blocks, {len(table.index)} keys in the index"
+    for block, tokens in enumerate(table.columns.tokens):
+        if bool(tokens) != (table.state[block] == BlockState.READY):
+            yield f"block {block} has a key for {tokens} tokens but is not ready, or the reverse"
+        elif tokens and table.index.get(*table.columns.key(block)) != block:
             yield f"block {block} is not what the index finds under its key"
     for block, fill in table.fills.items():
         if table.state[block] not in (BlockState.FILLING, BlockState.POISONED):

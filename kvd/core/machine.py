@@ -14,6 +14,7 @@ from kvd.core import adoption, arming, incoming, members, outgoing, pool_ops, re
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
+from kvd.core.block_queues import BlockQueues
 from kvd.core.effects import Effect, Refuse, Reply, SendRevoke
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.ids import ReadId
@@ -29,15 +30,22 @@ SWEEP_INTERVAL: Final = 1_000_000_000
 class Machine:
     """kvd's state and its only way to change."""
 
-    def __init__(self, settings: Settings, index: BlockIndex) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        index: BlockIndex,
+        queues: type[BlockQueues] = BlockQueues,
+    ) -> None:
         """An empty node.
 
         Args:
             settings: sizes, deadlines and limits; fixed for this life.
             index: an empty block index.
+            queues: what the order of eviction is kept in.
         """
         rules = Rules(settings.timing, settings.limits.readers_per_slot)
-        self.state = State(settings, index, rules, Story(settings.limits.story_entries))
+        story = Story(settings.limits.story_entries)
+        self.state = State(settings, index, rules, story, queues=queues)
 
     def handle(self, events: Iterable[ev.Event], now: int) -> list[Effect]:
         """Apply events in order; return what must be done, in order.

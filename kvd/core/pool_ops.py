@@ -223,11 +223,11 @@ def flush(m: State, out: list[Effect]) -> None:
     if kept:
         out.append(MarkVoid(kept))
     for block in changes.ready:
-        if block not in table.keys:
+        if table.state[block] != BlockState.READY:
             continue
-        (namespace, block_hash), tokens = table.keys[block]
+        namespace, block_hash = table.columns.key(block)
         digest = next(d for d, number in m.namespaces.items() if number == namespace)
-        out.append(WriteHeader(block, digest, block_hash, tokens))
+        out.append(WriteHeader(block, digest, block_hash, table.columns.tokens[block]))
 
 
 def pool_of(m: State) -> BlockTable:

@@ -29,8 +29,8 @@ class BlockIndex(Protocol):
     def remove(self, namespace: int, block_hash: bytes) -> None:
         """Remove a key that is there."""
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def clear(self, capacity: int | None = None) -> None:
+        """Forget everything. At most `capacity` keys will come; None: as many as before."""
 
     def __len__(self) -> int:
         """Number of keys."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from kvd.core.block_queues import BlockQueues
 from kvd.core.blocks import BlockShape, BlockTable
 from kvd.core.errors import LocalError
 from kvd.core.events import Layout, RegionSpec
@@ -287,6 +288,7 @@ class State:
     absent: set[MemberRef] = field(default_factory=set)
     inherited_blocks: list[int] = field(default_factory=list)
     inherited_saves: set[SlotRef] = field(default_factory=set)
+    queues: type[BlockQueues] = BlockQueues
 
     def count(self, what: str) -> None:
         """Add one to a counter; names are fixed strings of the code, never input."""
@@ -317,9 +319,9 @@ class State:
         """Format the pool for a layout; what was in it is forgotten. total: blocks, if known."""
         if total is None:
             total = min(self.settings.pool_bytes // stride, self.settings.block_max)
-        self.index.clear()
+        self.index.clear(total)
         self.roster += 1
-        policy = make_policy(self.settings.eviction, total)
+        policy = make_policy(self.settings.eviction, total, self.queues)
         self.pool = Pool(
             stride,
             digest,

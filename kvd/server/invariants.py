@@ -103,7 +103,5 @@ def _total_problems(table: BlockTable) -> Iterator[str]:
         yield f"block counts {counts} of {table.total} blocks"
     if counts[BlockState.RESET] != len(table.free):
         yield f"{counts[BlockState.RESET]} blocks are reset, {len(table.free)} are free"
-    if counts[BlockState.READY] != len(table.keys):
-        yield f"{counts[BlockState.READY]} blocks are ready, {len(table.keys)} have a key"
-    if len(table.keys) != len(table.index):
-        yield f"{len(table.keys)} ready blocks, {len(table.index)} keys in the index"
+    if counts[BlockState.READY] != len(table.index):
+        yield f"{counts[BlockState.READY]} ready blocks, {len(table.index)} keys in the index"

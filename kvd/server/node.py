@@ -30,7 +30,8 @@ from kvd.server.memory_keeper import MemoryKeeper
 from kvd.server.replies import ReplyBook
 from kvd.server.sessions import MemberSession, SessionTable
 from kvd.server.transition_log import TransitionLog
-from kvd.store.dict_index import DictIndex
+from kvd.store.native_index import NativeIndex
+from kvd.store.native_queues import NativeQueues
 from kvd.wire.protocol import BOOT_ID_BYTES
 
 TICK_SECONDS: Final = 0.05
@@ -84,7 +85,7 @@ class Node:
         self.loaded = loaded
         self.config = loaded.config
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
-        self.machine = Machine(settings_of(self.config), DictIndex())
+        self.machine = Machine(settings_of(self.config), NativeIndex(), NativeQueues)
         self.memory = MemoryKeeper(self.config)
         self.sessions = SessionTable()
         self.replies = ReplyBook()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
@@ -256,12 +256,13 @@ def _engine_of(pin: Pin) -> str:
 def _block_view(table: BlockTable, block: int) -> BlockView:
     fill = table.fills.get(block)
     spans = table.shape.num_spans
-    key, tokens = table.keys.get(block, (None, 0))
-    saved = spans if key is not None else 0
-    if fill is not None:
+    key, tokens, saved = None, 0, 0
+    if table.state[block] == BlockState.READY:
+        key, tokens, saved = table.columns.key(block), table.columns.tokens[block], spans
+    elif fill is not None:
         key, tokens = fill.key, fill.want
         saved = sum(map(bool, fill.tokens))
-    pins = table.pins.get(block, set())
+    pins: Collection[Pin] = table.pins.get(block, ())
     return BlockView(
         block=block,
         state=BLOCK_STATES[BlockState(table.state[block])],

@@ -1,4 +1,4 @@
-"""The block index as a dict of dicts: exact, and fast enough to about a million keys."""
+"""The block index as a dict of dicts: what the native one is compared with."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DictIndex:
         if not space:
             del self._spaces[namespace]
 
-    def clear(self) -> None:
+    def clear(self, capacity: int | None = None) -> None:
         """See `BlockIndex`."""
         self._spaces.clear()
 

@@ -11,7 +11,6 @@ import pytest
 from kvd_kernels import _host, host
 
 STUB = Path(host.__file__).with_name("_host.pyi")
-IN_PYTHON_OF_12_ONLY = {"__buffer__", "__init__"}
 
 
 def stub_names() -> dict[str, set[str]]:
@@ -22,8 +21,8 @@ def stub_names() -> dict[str, set[str]]:
             names[""].add(node.name)
         elif isinstance(node, ast.ClassDef):
             names[""].add(node.name)
-            members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-            names[node.name] = members - IN_PYTHON_OF_12_ONLY
+            members = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            names[node.name] = public(members)
     return names
 
 
@@ -46,7 +45,7 @@ def described() -> list[tuple[str, object]]:
             found.append((name, member))
         if inspect.isclass(member) and member.__module__ != "typing":
             found += [(f"{name}.{m}", getattr(member, m)) for m in public(list(vars(member)))]
-    for owner in ("Mapping", "GateWaiter"):
+    for owner in ("BlockIndex", "Mapping", "GateWaiter"):
         found += [(f"{owner}.{m}", getattr(_host, owner).__dict__[m]) for m in stub_names()[owner]]
     return found
 

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.patches import Mutant
 
 BLOCKS = "kvd.core.blocks"
+BOOKS = "kvd.core.block_books"
 BLOCK_TYPES = "kvd.core.block_types"
 
 MUTANTS: Final = (
@@ -43,8 +44,12 @@ MUTANTS: Final = (
         BLOCKS,
         "        if pins is None or pin not in pins:\n"
         "            return\n"
-        "        pins.discard(pin)\n",
-        "        if pins is None:\n            return\n        pins.pop()\n",
+        "        if len(pins) > 1:\n"
+        "            self.pins[block] = pins - {pin}\n",
+        "        if pins is None:\n"
+        "            return\n"
+        "        if len(pins) > 1:\n"
+        "            self.pins[block] = frozenset(list(pins)[1:])\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
@@ -57,27 +62,28 @@ MUTANTS: Final = (
     Mutant(
         "a pinned block may be evicted",
         BLOCKS,
-        "            self.pins[block] = {pin}\n            self.policy.withdraw(block)\n",
-        "            self.pins[block] = {pin}\n",
+        "            self.pins[block] = frozenset((pin,))\n"
+        "            self.policy.withdraw(block)\n",
+        "            self.pins[block] = frozenset((pin,))\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "a span is rewritten while it is read",
-        BLOCKS,
+        BOOKS,
         "        if (block, layer) in self.span_readers:\n",
         "        if block < 0:\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "a span is rewritten while it is loaded",
-        BLOCKS,
+        BOOKS,
         "        if (block, span) in self.span_loads:\n",
         "        if block < 0:\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "rows of the next life of a block pass for those of the last",
-        BLOCKS,
+        BOOKS,
         "        if self.lives[block] != life:\n            return False\n",
         "",
         ("block machine", "blocks by example"),
@@ -85,9 +91,9 @@ MUTANTS: Final = (
     Mutant(
         "a poisoned block is still found",
         BLOCKS,
-        "            self.index.remove(namespace, block_hash)\n"
+        "            self.index.remove(*self.columns.drop_key(block))\n"
         "            self.policy.withdraw(block)\n",
-        "            self.policy.withdraw(block)\n",
+        "            self.columns.drop_key(block)\n            self.policy.withdraw(block)\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(

@@ -8,6 +8,7 @@ from tests.mutants.patches import Mutant
 
 ARMING = "kvd.core.arming"
 BLOCKS = "kvd.core.blocks"
+BOOKS = "kvd.core.block_books"
 INCOMING = "kvd.core.incoming"
 MACHINE = "kvd.core.machine"
 MEMBERS = "kvd.core.members"
@@ -78,23 +79,22 @@ MUTANTS: Final = (
     Mutant(
         "the unpin of a request drops the pins of its loads",
         BLOCKS,
-        "        pins.discard(pin)\n"
-        "        if pins:\n"
-        "            return\n"
-        "        del self.pins[block]\n",
-        "        pins.clear()\n        del self.pins[block]\n",
+        "        if len(pins) > 1:\n"
+        "            self.pins[block] = pins - {pin}\n"
+        "            return\n",
+        "",
         CAUGHT,
     ),
     Mutant(
         "a span is saved while another rank loads it",
-        BLOCKS,
+        BOOKS,
         "        if (block, span) in self.span_loads:\n",
         "        if block < 0:\n",
         CAUGHT,
     ),
     Mutant(
         "a late commit may name the next owner's block",
-        BLOCKS,
+        BOOKS,
         "        if fill is None or fill.owner.engine != engine or "
         'request not in ("", fill.owner.request):\n',
         "        if fill is None or fill.owner.engine != engine:\n",
@@ -110,14 +110,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a redirect offers blocks that have another owner by now",
-        BLOCKS,
+        BOOKS,
         "        if self.lives[block] != life:\n",
         "        if self.lives[block] < life:\n",
         ("block machine", "blocks by example", "machine by example"),
     ),
     Mutant(
         "a redirect offers a span that a later save writes",
-        BLOCKS,
+        BOOKS,
         "        return span not in fill.open and fill.tokens[span] >= tokens\n",
         "        return True\n",
         CAUGHT,

@@ -9,7 +9,8 @@ from kvd.core.blocks import BlockShape, BlockTable, CommitStatus
 from kvd.core.errors import LocalError
 from kvd.core.evict import LruPolicy
 from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SaveId, SlotRef
-from kvd.store.dict_index import DictIndex
+from kvd.store.native_index import NativeIndex
+from kvd.store.native_queues import NativeQueues
 from tests.stateful.pool_model import Block, PoolModel
 
 TOTAL = 5
@@ -31,8 +32,9 @@ class BlockDriver:
     """A table, its index and its model; every method acts on both and asserts that they agree."""
 
     def __init__(self) -> None:
-        self.index = DictIndex()
-        self.table = BlockTable(TOTAL, SHAPE, self.index, LruPolicy(TOTAL))
+        self.index = NativeIndex()
+        self.index.clear(TOTAL)
+        self.table = BlockTable(TOTAL, SHAPE, self.index, LruPolicy(TOTAL, NativeQueues))
         self.model = PoolModel(TOTAL, SHAPE)
         self.now = 0
         self.serial = 0
@@ -231,7 +233,8 @@ class BlockDriver:
                 bytes(table.state),
                 table.free,
                 table.fills,
-                table.keys,
+                [table.columns.key(at) for at, count in enumerate(table.columns.tokens) if count],
+                table.columns.tokens,
                 sorted(map(str, table.pins.items())),
                 table.span_readers,
                 table.span_loads,

@@ -75,6 +75,18 @@ class BlockMachine(RuleBasedStateMachine):
             if leave:
                 self.driver.abandon(block, owner)
 
+    @rule(owner=a_request, text=st.sampled_from(TEXTS), tokens=a_count, saving=st.booleans())
+    def owner_leaves_before_its_saves_have_ended(
+        self, owner: RequestKey, text: str, tokens: int, saving: bool
+    ) -> None:
+        """They may still come, or never."""
+        for block in self.driver.reserve(owner, 1):
+            self.model.blocks[block].text = text
+            self.driver.commit(owner.engine, block, tokens)
+            if saving:
+                self.driver.begin([block], self.model.spans[0], tokens)
+            self.driver.abandon(block, owner)
+
     @precondition(lambda self: self.driver.filling())
     @rule(pick=anything, owner=st.none() | a_request, abort=st.booleans())
     def abandon(self, pick: int, owner: RequestKey | None, abort: bool) -> None:
@@ -164,6 +176,19 @@ class BlockMachine(RuleBasedStateMachine):
         if found.key:
             self.driver.commit(found.owner.engine, block, found.tokens)
 
+    @precondition(lambda self: self.driver.unsaved() and self.driver.ready())
+    @rule(pick=anything, more=anything)
+    def owner_decides_for_what_is_ready_elsewhere(self, pick: int, more: int) -> None:
+        """The commit before it no longer counts, whatever is saved after."""
+        block = self.driver.unsaved()[pick % len(self.driver.unsaved())]
+        found = self.model.blocks[block]
+        ready = self.model.blocks[self.driver.ready()[more % len(self.driver.ready())]]
+        assert found.owner is not None
+        self.driver.commit(found.owner.engine, block, ready.tokens)
+        found.text = ready.text
+        self.driver.commit(found.owner.engine, block, ready.tokens)
+        self.driver.save_all(block, ready.tokens)
+
     # Pins
 
     @precondition(lambda self: self.driver.ready())
@@ -244,7 +269,7 @@ class BlockMachine(RuleBasedStateMachine):
         assert changes.evicted == model.evicted
         assert sorted(changes.freed) == sorted(model.freed)
         assert changes.ready == model.ready
-        assert changes.poisoned == model.poisoned
+        assert sorted(changes.poisoned) == sorted(model.poisoned)
         for told in (model.evicted, model.freed, model.ready, model.poisoned):
             told.clear()
 

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvd.core.block_queues import BlockQueues
 from kvd.core.evict import LruPolicy
 from kvd.core.evict_arc import FINE, FLOOR, GHOSTS, NEW, USED, ArcPolicy
 from kvd.core.ghosts import Ghosts
-from kvd.core.prefix import HASH_BYTES
+from kvd.core.prefix import HASH_BYTES, BlockIndex
 from kvd.store.dict_index import DictIndex
+from kvd.store.native_index import NativeIndex
+from kvd.store.native_queues import NativeQueues
 from tests.stateful.profiles import machine_settings
 
 a_block = st.integers(0, 5)
-an_order = st.tuples(st.sampled_from(["admit", "withdraw", "evict"]), a_block)
+an_order = st.tuples(st.sampled_from(["admit", "withdraw", "evict", "withdraw some"]), a_block)
 a_name = st.sampled_from("abcdef")
 a_change = st.tuples(st.sampled_from(["put", "put", "put", "remove"]), st.integers(0, 1), a_name)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("queues", [BlockQueues, NativeQueues])
 @given(orders=st.lists(an_order, max_size=40))
 @machine_settings(200, 1)
-def test_victim_is_always_the_block_admitted_longest_ago(orders: list[tuple[str, int]]) -> None:
-    policy = LruPolicy(8)
+def test_victim_is_always_the_block_admitted_longest_ago(
+    queues: type[BlockQueues], orders: list[tuple[str, int]]
+) -> None:
+    policy = LruPolicy(8, queues)
     waiting: list[int] = []
     for order, block in orders:
         if order == "evict":
@@ -32,11 +40,14 @@ def test_victim_is_always_the_block_admitted_longest_ago(orders: list[tuple[str,
             if victim is None:
                 continue
             block = victim
+        gone = {block, (block + 3) % 6} if order == "withdraw some" else {block}
         if order == "admit":
             policy.admit(block)
+        elif order == "withdraw some":
+            policy.withdraw_all(sorted(gone))
         else:
             policy.withdraw(block)
-        waiting = [other for other in waiting if other != block]
+        waiting = [other for other in waiting if other not in gone]
         waiting += [block] if order == "admit" else []
         assert list(policy) == waiting
         assert len(policy) == len(waiting)
@@ -200,12 +211,14 @@ def hash_of(name: str) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [DictIndex, NativeIndex])
 @given(changes=st.lists(a_change, max_size=30), wanted=st.text("abcdef", max_size=6))
 @machine_settings(200, 1)
 def test_prefix_is_the_longest_run_of_known_leading_hashes(
-    changes: list[tuple[str, int, str]], wanted: str
+    make: Callable[[], BlockIndex], changes: list[tuple[str, int, str]], wanted: str
 ) -> None:
-    index = DictIndex()
+    index = make()
+    index.clear(12)
     known: dict[tuple[int, str], int] = {}
     for serial, (change, namespace, name) in enumerate(changes):
         if change == "put" and (namespace, name) not in known:

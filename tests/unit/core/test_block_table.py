@@ -195,7 +195,7 @@ def test_failed_save_poisons_every_block_it_wrote_into() -> None:
     table.begin_save(save_id(0), 0, 0, blocks, (4, 4))
     table.end_save(save_id(0), False)
     assert [table.state[block] for block in blocks] == [BlockState.POISONED] * 2
-    assert table.free == [2]
+    assert list(table.free) == [2]
     for block in blocks:
         table.abandon(block, OWNER, 0, GRACE)
     assert len(table.free) == 3
@@ -242,7 +242,7 @@ def test_block_is_kept_while_a_save_into_it_is_open_whatever_its_owner_does() ->
     assert table.state[block] == BlockState.POISONED
     assert block not in table.reserve(OTHER, 2)
     table.end_save(save_id(0), True)
-    assert table.free == [block]
+    assert list(table.free) == [block]
     assert table.index.get(*key("a")) is None
 
 

@@ -34,3 +34,15 @@ def test_admitting_again_makes_a_block_the_youngest_and_does_not_double_it() -> 
         policy.admit(block)
     assert list(policy) == [2, 1]
     assert len(policy) == 2
+
+
+def test_range_is_admitted_in_order_behind_what_is_there() -> None:
+    policy = LruPolicy(8)
+    for start, stop in ((5, 7), (0, 1), (2, 5)):
+        policy.admit_range(start, stop)
+    assert list(policy) == [5, 6, 0, 2, 3, 4]
+    for block in (6, 2, 5, 4):
+        policy.withdraw(block)
+    policy.admit(0)
+    assert list(policy) == [3, 0]
+    assert len(policy) == 2

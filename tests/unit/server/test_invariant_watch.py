@@ -52,7 +52,7 @@ def test_a_contradiction_is_found_by_both_scopes(monkeypatch: pytest.MonkeyPatch
     [
         lambda table: table.counts.__setitem__(0, -1),
         lambda table: table.counts.__setitem__(2, 5),
-        lambda table: table.keys.pop(0),
+        lambda table: table.index.remove(*table.columns.key(0)),
         lambda table: table.index.clear(),
     ],
 )

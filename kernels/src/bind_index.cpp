@@ -1,0 +1,312 @@
+// Python class BlockIndex, functions scan_headers and unlink_blocks.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <limits>
+#include <string_view>
+
+#include "block_index.hpp"
+#include "block_links.hpp"
+#include "convert.hpp"
+#include "header_scan.hpp"
+
+namespace kvd {
+namespace {
+
+constexpr int64_t kMaxU32 = std::numeric_limits<uint32_t>::max();
+constexpr auto kMaxInt = std::numeric_limits<int64_t>::max();
+
+// `scanning` is touched under the interpreter lock alone: while a scan runs without it, every other
+// call is refused.
+struct Index {
+  BlockIndex keys;
+  bool scanning = false;
+};
+
+constexpr const char* kClassDoc =
+    R"(Where ready blocks are found: (namespace, 32-byte hash) -> block.
+
+Open addressing in memory of its own: no key is a Python object, the room is fixed by capacity, and
+pages come as keys are put. Not thread-safe without the interpreter lock. Defined by
+reference.py::BlockIndex.
+
+Args:
+    capacity: most keys, 0 to 2**31. 40 bytes of address space for each slot, of which at most three
+        quarters are taken.
+
+namespace is 0 to 2**32 - 1, block 0 to 2**31 - 1, block_hash bytes-like of 32 bytes; other values
+raise ValueError. While scan_headers fills the index every call raises RuntimeError.)";
+
+constexpr const char* kPrefixDoc =
+    R"(Return the blocks of the longest run of leading hashes present.
+
+hashes: [n, 32] bytes-like, first block first; ValueError for a broken last hash.)";
+
+constexpr const char* kPutDoc =
+    R"(Add a key. ValueError for one that is there already, OverflowError when the index is full.)";
+
+constexpr const char* kClearDoc =
+    R"(Forget every key and make room for capacity keys; None keeps the room as it is.
+
+OSError without address space for it; nothing has changed then.)";
+
+constexpr const char* kScanDoc =
+    R"(Read the block headers of pool metadata (layout v1) into columns and an index.
+
+N blocks, one entry of each column for each. A header that is ready and whole puts its key into the
+index and its fields into the columns; everything else reads as reset there.
+
+Args:
+    meta: the metadata.
+    offset: byte of block 0's header in it, a multiple of 4; 128 bytes for each block.
+    index: gets the keys; needs room for N more.
+    states: [N] u8, out: 0 reset, 1 filling, 2 ready.
+    namespaces: [N] u32, out: number of the namespace, given in order of first appearance.
+    hashes: [N, 32] u8, out.
+    tokens: [N] u32, out.
+All columns are C-contiguous writable buffers, which must hold zeros.
+
+Returns (digests, torn, duplicates): 32-byte digests of the namespaces by number; blocks whose
+header is neither reset, filling nor ready with the right checksum; blocks whose key a block before
+them has. The interpreter lock is released. Defined by reference.py::scan_headers.
+
+Raises:
+    IndexError: the headers lie outside the mapping.
+    ValueError: a column has another length or is read-only, offset is misaligned, the index has no
+        room, or the mapping is closed.)";
+
+constexpr const char* kUnlinkDoc =
+    R"(Take blocks out of the queues that links in arrays keep; return how many left each queue.
+
+N blocks, Q queues. after, before: [N + Q] i32, neighbours in a ring, of which entry N + q is the
+head of queue q. home: [N] u8, 0 for a block in no queue, else 1 + queue; C-contiguous writable
+buffers, changed in place. blocks: any numbers of blocks; those in no queue are passed over.
+Returns [Q] counts. Defined by reference.py::unlink_blocks.
+
+Raises:
+    IndexError: names the first block that is none; those before it have left.
+    ValueError: a buffer has the wrong length or is read-only, or links lead outside.
+    TypeError: blocks is not a list of int.)";
+
+Index& idle(Index& self) {
+  if (self.scanning) throw std::runtime_error("the index is being filled by a scan of headers");
+  return self;
+}
+
+uint32_t space_of(nb::handle value) {
+  return static_cast<uint32_t>(integer_within(value, "namespace", 0, kMaxU32));
+}
+
+// A hash borrowed from its object.
+class Hash {
+ public:
+  explicit Hash(nb::handle value) : bytes_(value, "block_hash") {
+    if (bytes_.size() != BlockIndex::kHashBytes) {
+      throw std::invalid_argument("block_hash must have 32 bytes, not " +
+                                  std::to_string(bytes_.size()));
+    }
+  }
+  const uint8_t* data() const noexcept { return bytes_.data(); }
+
+ private:
+  Bytes bytes_;
+};
+
+uint64_t capacity_of(nb::handle value) {
+  return static_cast<uint64_t>(
+      integer_within(value, "capacity", 0, static_cast<int64_t>(BlockIndex::kMaxCapacity)));
+}
+
+void construct(Index* self, nb::handle capacity) {
+  new (self) Index{BlockIndex(capacity_of(capacity))};
+}
+
+void clear(Index& self, nb::handle capacity) {
+  BlockIndex& keys = idle(self).keys;
+  keys.clear(capacity.is_none() ? keys.capacity() : capacity_of(capacity));
+}
+
+nb::object get(Index& self, nb::handle space, nb::handle hash) {
+  const std::optional<uint32_t> block = idle(self).keys.get(space_of(space), Hash(hash).data());
+  return block ? nb::object(nb::int_(*block)) : nb::object(nb::none());
+}
+
+nb::object prefix(Index& self, nb::handle space, nb::handle hashes) {
+  const Bytes bytes(hashes, "hashes");
+  if (bytes.size() % BlockIndex::kHashBytes != 0) {
+    throw std::invalid_argument("hashes has " + std::to_string(bytes.size()) +
+                                " bytes, which is not a multiple of 32");
+  }
+  std::vector<uint32_t> found;
+  idle(self).keys.prefix(space_of(space), bytes.data(), bytes.size() / BlockIndex::kHashBytes,
+                         found);
+  nb::object blocks = nb::steal(PyList_New(static_cast<Py_ssize_t>(found.size())));
+  if (!blocks.is_valid()) throw nb::python_error();
+  for (size_t n = 0; n < found.size(); ++n) {
+    PyObject* block = PyLong_FromUnsignedLong(found[n]);
+    if (block == nullptr) throw nb::python_error();
+    PyList_SET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(n), block);
+  }
+  return blocks;
+}
+
+void put(Index& self, nb::handle space, nb::handle hash, nb::handle block) {
+  const auto number = static_cast<uint32_t>(
+      integer_within(block, "block", 0, static_cast<int64_t>(BlockIndex::kMaxCapacity) - 1));
+  BlockIndex& keys = idle(self).keys;
+  const BlockIndex::Put how = keys.put(space_of(space), Hash(hash).data(), number);
+  if (how == BlockIndex::Put::kKnown) {
+    throw std::invalid_argument("the key of block " + std::to_string(number) +
+                                " is in the index already");
+  }
+  if (how == BlockIndex::Put::kFull) {
+    throw std::overflow_error("the index is full: it has room for " +
+                              std::to_string(keys.capacity()) + " keys");
+  }
+}
+
+void remove(Index& self, nb::handle space, nb::handle hash) {
+  if (!idle(self).keys.remove(space_of(space), Hash(hash).data())) {
+    throw nb::key_error("no such key in the index");
+  }
+}
+
+// One column of the caller's, checked for its length.
+template <typename Word>
+Word* column(const Bytes& bytes, const char* name, uint64_t count, uint64_t width = 1) {
+  if (bytes.view().readonly != 0) {
+    throw std::invalid_argument(std::string(name) + " is read-only");
+  }
+  const uint64_t wanted = count * width * sizeof(Word);
+  if (bytes.size() != wanted) {
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes.size()) +
+                                " bytes, not " + std::to_string(wanted));
+  }
+  return static_cast<Word*>(bytes.view().buf);
+}
+
+nb::object list_of(const std::vector<uint32_t>& blocks) {
+  nb::list list;
+  for (const uint32_t block : blocks) list.append(block);
+  return std::move(list);
+}
+
+// Marks an index as being filled for as long as it lives.
+class Filling {
+ public:
+  explicit Filling(Index& index) : index_(index) { index.scanning = true; }
+  ~Filling() { index_.scanning = false; }
+  Filling(const Filling&) = delete;
+  Filling& operator=(const Filling&) = delete;
+
+ private:
+  Index& index_;
+};
+
+nb::object scan(const Mapping& meta, nb::handle offset, Index& index, nb::handle states,
+                nb::handle namespaces, nb::handle hashes, nb::handle tokens) {
+  const Bytes of_states(states, "states");
+  const Bytes of_spaces(namespaces, "namespaces");
+  const Bytes of_hashes(hashes, "hashes");
+  const Bytes of_tokens(tokens, "tokens");
+  const uint64_t count = of_states.size();
+  const BlockColumns columns{column<uint8_t>(of_states, "states", count),
+                             column<uint32_t>(of_spaces, "namespaces", count),
+                             column<uint8_t>(of_hashes, "hashes", count, BlockIndex::kHashBytes),
+                             column<uint32_t>(of_tokens, "tokens", count)};
+  const nb::object length = nb::steal(PyLong_FromUnsignedLongLong(count * kHeaderBytes));
+  const Range range = range_within(*meta.region, offset, length);
+  if (range.offset % sizeof(uint32_t) != 0) {
+    throw std::invalid_argument("offset " + std::to_string(range.offset) +
+                                " must be a multiple of 4");
+  }
+  BlockIndex& keys = idle(index).keys;
+  if (count > keys.capacity() - keys.size()) {
+    throw std::invalid_argument("the index has room for " +
+                                std::to_string(keys.capacity() - keys.size()) +
+                                " more keys, not for " + std::to_string(count));
+  }
+  Scan found;
+  {
+    const Lease lease(meta.region);
+    const Filling filling(index);
+    const nb::gil_scoped_release unlocked;
+    found = scan_headers(meta.region->data() + range.offset, count, keys, columns);
+  }
+  nb::list digests;
+  for (const Digest& digest : found.spaces) digests.append(nb::bytes(digest.data(), digest.size()));
+  return nb::make_tuple(digests, list_of(found.torn), list_of(found.duplicates));
+}
+
+std::vector<int64_t> numbers_of(nb::handle blocks) {
+  if (PyList_Check(blocks.ptr()) == 0) throw nb::type_error("blocks must be a list of int");
+  const auto count = static_cast<size_t>(PyList_GET_SIZE(blocks.ptr()));
+  std::vector<int64_t> numbers(count);
+  for (size_t n = 0; n < count; ++n) {
+    PyObject* item = PyList_GET_ITEM(blocks.ptr(), static_cast<Py_ssize_t>(n));
+    if (PyLong_Check(item) == 0) throw nb::type_error("blocks must be a list of int");
+    int overflow = 0;
+    numbers[n] = PyLong_AsLongLongAndOverflow(item, &overflow);
+    if (overflow != 0) numbers[n] = -1;
+  }
+  return numbers;
+}
+
+nb::object unlink(nb::handle after, nb::handle before, nb::handle home, nb::handle blocks) {
+  const Bytes of_after(after, "after");
+  const Bytes of_before(before, "before");
+  const Bytes of_home(home, "home");
+  const uint64_t total = of_home.size();
+  const uint64_t nodes = of_after.size() / sizeof(int32_t);
+  if (nodes < total || nodes > total + std::numeric_limits<uint8_t>::max()) {
+    throw std::invalid_argument("after has " + std::to_string(nodes) + " entries for " +
+                                std::to_string(total) + " blocks and up to 255 queues");
+  }
+  const BlockLinks links{{column<int32_t>(of_after, "after", nodes), nodes},
+                         {column<int32_t>(of_before, "before", nodes), nodes},
+                         {column<uint8_t>(of_home, "home", total), total}};
+  nb::list left;
+  for (const uint64_t count : unlink_blocks(links, numbers_of(blocks))) left.append(count);
+  return std::move(left);
+}
+
+}  // namespace
+
+void bind_index(nb::module_& module) {
+  nb::class_<Index>(module, "BlockIndex", kClassDoc)
+      .def("__init__", construct, nb::arg("capacity"),
+           nb::sig("def __init__(self, capacity: int) -> None"))
+      .def("get", get, nb::arg("namespace"), nb::arg("block_hash"),
+           nb::sig("def get(self, namespace: int, block_hash: Buffer) -> int | None"),
+           "Return the block with this key, None when there is none.")
+      .def("prefix", prefix, nb::arg("namespace"), nb::arg("hashes"),
+           nb::sig("def prefix(self, namespace: int, hashes: Buffer) -> list[int]"), kPrefixDoc)
+      .def("put", put, nb::arg("namespace"), nb::arg("block_hash"), nb::arg("block"),
+           nb::sig("def put(self, namespace: int, block_hash: Buffer, block: int) -> None"),
+           kPutDoc)
+      .def("remove", remove, nb::arg("namespace"), nb::arg("block_hash"),
+           nb::sig("def remove(self, namespace: int, block_hash: Buffer) -> None"),
+           "Remove a key; KeyError when it is not there.")
+      .def("clear", clear, nb::arg("capacity") = nb::none(),
+           nb::sig("def clear(self, capacity: int | None = None) -> None"), kClearDoc)
+      .def("__len__", [](Index& self) { return idle(self).keys.size(); })
+      .def_prop_ro(
+          "capacity", [](Index& self) { return idle(self).keys.capacity(); },
+          "Most keys that the index has room for.")
+      .def_prop_ro(
+          "slot_bytes", [](Index& self) { return idle(self).keys.slot_bytes(); },
+          "Address space of all slots, of which only pages with a key are resident.");
+  module.def("scan_headers", scan, nb::arg("meta"), nb::arg("offset"), nb::arg("index"),
+             nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"), nb::arg("tokens"),
+             nb::sig("def scan_headers(meta: Mapping, offset: int, index: BlockIndex, "
+                     "states: Buffer, namespaces: Buffer, hashes: Buffer, tokens: Buffer) "
+                     "-> tuple[list[bytes], list[int], list[int]]"),
+             kScanDoc);
+  module.def("unlink_blocks", unlink, nb::arg("after"), nb::arg("before"), nb::arg("home"),
+             nb::arg("blocks"),
+             nb::sig("def unlink_blocks(after: Buffer, before: Buffer, home: Buffer, "
+                     "blocks: list[int]) -> list[int]"),
+             kUnlinkDoc);
+}
+
+}  // namespace kvd

@@ -1,0 +1,126 @@
+"""The books of a block table, and the questions that change nothing in them."""
+
+from __future__ import annotations
+
+from array import array
+
+from kvd.core.block_columns import U32, BlockColumns
+from kvd.core.block_types import BlockKey, BlockShape, BlockState, Changes, Fill
+from kvd.core.errors import LocalError
+from kvd.core.evict import EvictionPolicy
+from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
+from kvd.core.prefix import BlockIndex
+
+
+class BlockBooks:
+    """Everything that is known of the blocks of one pool.
+
+    Of every block there is an entry in an array; only blocks that are filled or pinned have
+    objects.
+    """
+
+    def __init__(
+        self, total: int, shape: BlockShape, index: BlockIndex, policy: EvictionPolicy
+    ) -> None:
+        """An empty pool of `total` blocks."""
+        self.total = total
+        self.shape = shape
+        self.index = index
+        self.policy = policy
+        self.columns = BlockColumns(total)
+        self.state = self.columns.states
+        self.free = array(U32, range(total - 1, -1, -1))
+        self.counts = [total, 0, 0, 0]
+        self.fills: dict[int, Fill] = {}
+        self.pins: dict[int, frozenset[Pin]] = {}
+        self.lives = array("Q", [0]) * total
+        self.span_readers: dict[tuple[int, int], set[ReadId]] = {}
+        self.span_loads: dict[tuple[int, int], set[LoadId]] = {}
+        self.load_blocks: dict[LoadId, tuple[int, tuple[int, ...]]] = {}
+        self.save_blocks: dict[SaveId, tuple[int, tuple[int, ...]]] = {}
+        self.changes = Changes()
+
+    # Questions --------------------------------------------------------------------------------
+
+    def is_ready_under(self, block: int, key: BlockKey, tokens: int) -> bool:
+        """Whether it is this key and count that a block is ready under; any number will do."""
+        return (
+            0 <= block < self.total
+            and self.state[block] == BlockState.READY
+            and self.columns.tokens[block] == tokens
+            and self.columns.key(block) == key
+        )
+
+    def own_fill(self, engine: str, block: int, request: str = "") -> Fill:
+        """The filling block `block`, if `engine` reserved it, for `request` if that is named.
+
+        Raises: LocalError(block_not_reserved | block_poisoned).
+        """
+        fill = self.fills.get(block) if 0 <= block < self.total else None
+        if fill is None or fill.owner.engine != engine or request not in ("", fill.owner.request):
+            name = request or "?"
+            raise LocalError("block_not_reserved", block=block, request=name, engine=engine)
+        if self.state[block] == BlockState.POISONED:
+            raise LocalError("block_poisoned", block=block, detail="a save into it failed")
+        return fill
+
+    def check_save(
+        self, engine: str, block: int, layer: int, shard: int, tokens: int, request: str = ""
+    ) -> None:
+        """Whether a save into this span may start; `request` as in `commit`.
+
+        Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
+        """
+        fill = self.own_fill(engine, block, request)
+        if not 0 < tokens <= self.shape.block_tokens:
+            raise LocalError(
+                "limit_reached",
+                what="tokens in a block",
+                value=tokens,
+                limit=self.shape.block_tokens,
+                key="block_tokens",
+            )
+        span = self.shape.span(layer, shard)
+        if span in fill.open:
+            raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+        if (block, span) in self.span_loads:
+            raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
+        if (block, layer) in self.span_readers:
+            raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
+
+    def check_load(
+        self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int
+    ) -> None:
+        """Whether `owner` may load `tokens` tokens of this span now.
+
+        Raises: LocalError(block_not_reserved | block_poisoned | span_busy | span_unwritten).
+        """
+        state = self.state[block] if 0 <= block < self.total else BlockState.RESET
+        if state == BlockState.POISONED:
+            raise LocalError("block_poisoned", block=block, detail="its data is not valid")
+        if owner not in self.pins.get(block, ()):
+            raise LocalError(
+                "block_not_reserved", block=block, request=owner.request, engine=owner.engine
+            )
+        if state == BlockState.READY:
+            have = self.columns.tokens[block]
+        else:
+            span = self.shape.span(layer, shard)
+            fill = self.fills[block]
+            if span in fill.open:
+                raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+            have = fill.tokens[span]
+        if have < tokens:
+            raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
+
+    def holds_rows(self, block: int, life: int, layer: int, shard: int, tokens: int) -> bool:
+        """Whether this life of a block still goes on and `tokens` tokens of the span are valid."""
+        if self.lives[block] != life:
+            return False
+        if self.state[block] == BlockState.READY:
+            return self.columns.tokens[block] >= tokens
+        span = self.shape.span(layer, shard)
+        fill = self.fills.get(block)
+        if fill is None or self.state[block] != BlockState.FILLING:
+            return False
+        return span not in fill.open and fill.tokens[span] >= tokens

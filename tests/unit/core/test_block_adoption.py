@@ -1,0 +1,147 @@
+"""A block table that takes over what an earlier life left."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvd.core.block_columns import BlockColumns
+from kvd.core.blocks import BlockShape, BlockState, BlockTable
+from kvd.core.errors import LocalError
+from kvd.core.evict import LruPolicy
+from kvd.core.ids import LoadId, MemberRef, RequestKey, SlotRef
+from kvd.store.dict_index import DictIndex
+
+SHAPE = BlockShape(block_tokens=4, num_layers=2)
+OWNER = RequestKey("p", "r")
+LOAD = LoadId(SlotRef(MemberRef("p", "w0", 1), 0, 0))
+
+
+def key(block: int) -> tuple[int, bytes]:
+    """A key of its own for each block."""
+    return 1, block.to_bytes(2, "little") * 16
+
+
+def left(states: list[BlockState]) -> tuple[BlockColumns, DictIndex]:
+    """Columns and index as a scan of such headers makes them."""
+    columns, index = BlockColumns(len(states)), DictIndex()
+    for block, state in enumerate(states):
+        columns.states[block] = state
+        if state is BlockState.READY:
+            columns.set_key(block, key(block), 4)
+            index.put(*key(block), block)
+    return columns, index
+
+
+RESET, FILLING, READY = BlockState.RESET, BlockState.FILLING, BlockState.READY
+
+
+def adopted(states: list[BlockState]) -> tuple[BlockTable, list[int]]:
+    """A table that took such blocks over, and those that it holds."""
+    columns, index = left(states)
+    total = len(states)
+    table = BlockTable(total, SHAPE, index, LruPolicy(total))
+    return table, table.adopt(columns)
+
+
+def test_ready_blocks_are_found_loaded_and_evicted_in_order() -> None:
+    table, held = adopted([READY, RESET, READY, RESET, READY])
+    assert held == []
+    assert table.counts == [2, 0, 3, 0]
+    assert table.index.prefix(1, key(2)[1] + key(0)[1]) == [2, 0]
+    table.pin_all([2], OWNER)
+    table.check_load(OWNER, 2, 1, 0, 4)
+    table.begin_load(LOAD, 1, 0, (2,))
+    table.end_load(LOAD)
+    assert table.reserve(RequestKey("p", "other"), 4) == [4, 0, 1, 3]
+    assert table.take_changes().evicted == [0, 4]
+    assert table.index.get(*key(4)) is None
+    assert table.index.get(*key(2)) == 2
+
+
+def test_commit_of_an_adopted_key_is_a_duplicate_and_of_its_block_is_answered_as_before() -> None:
+    table, _ = adopted([READY, RESET])
+    assert table.commit("p", 0, key(0), 4).name == "READY"
+    [block] = table.reserve(OWNER, 1)
+    assert table.commit("p", block, key(0), 4).name == "DUPLICATE"
+
+
+def test_filling_blocks_are_held_until_they_are_released() -> None:
+    table, held = adopted([FILLING, READY, FILLING])
+    assert held == [0, 2]
+    assert table.counts == [0, 2, 1, 0]
+    with pytest.raises(LocalError) as caught:
+        table.reserve(OWNER, 2)
+    assert caught.value.code == "pool_full"
+    for block in held:
+        with pytest.raises(LocalError) as caught:
+            table.check_save("p", block, 0, 0, 4)
+        assert caught.value.code == "block_not_reserved"
+        assert not table.holds_rows(block, table.lives[block], 0, 0, 1)
+    table.release_held(2)
+    assert table.take_changes().freed == [2]
+    assert table.reserve(OWNER, 1) == [2]
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_release_of_what_is_not_held_changes_nothing(block: int) -> None:
+    table, _ = adopted([READY, RESET, RESET])
+    [mine] = table.reserve(OWNER, 1)
+    counts = list(table.counts)
+    table.release_held(block)
+    assert table.counts == counts
+    assert mine in table.fills
+
+
+def test_poisoned_adopted_block_is_freed_and_no_longer_found() -> None:
+    table, _ = adopted([READY, READY])
+    table.poison(0)
+    assert table.index.get(*key(0)) is None
+    assert list(table.free) == [0]
+    assert list(table.policy) == [1]
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        (lambda table, columns: table.reserve(OWNER, 1), "only an empty pool"),
+        (lambda table, columns: table.index.clear(), "ready blocks and keys differ"),
+        (lambda table, columns: columns.tokens.__setitem__(0, 5), "another block shape"),
+        (lambda table, columns: columns.states.__setitem__(1, 3), "poison is never written"),
+        (lambda table, columns: columns.states.extend(b"\0"), "only an empty pool"),
+    ],
+)
+def test_columns_that_do_not_fit_are_a_bug_of_the_caller(harm: object, what: str) -> None:
+    columns, index = left([READY, RESET])
+    table = BlockTable(2, SHAPE, index, LruPolicy(2))
+    assert callable(harm)
+    harm(table, columns)
+    with pytest.raises(AssertionError, match=what):
+        table.adopt(columns)
+
+
+def test_a_large_table_is_no_work_for_the_collector() -> None:
+    """Its objects are as many as those of a small one."""
+    _, _ = adopted([READY] * 10)
+    gc.collect()
+    before = len(gc.get_objects())
+    total = 20_000
+    columns = BlockColumns(total)
+    table = BlockTable(total, SHAPE, DictIndex(), LruPolicy(total))
+    table.adopt(columns)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
+    assert len(table.free) == total
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([RESET, FILLING, READY]), max_size=40))
+def test_every_block_goes_where_its_state_belongs(states: list[BlockState]) -> None:
+    table, held = adopted(states)
+    assert held == [block for block, state in enumerate(states) if state is FILLING]
+    assert list(table.policy) == [b for b, state in enumerate(states) if state is READY]
+    assert list(table.free) == [b for b in reversed(range(len(states))) if states[b] is RESET]
+    assert table.counts == [*(states.count(s) for s in (RESET, FILLING, READY)), 0]
