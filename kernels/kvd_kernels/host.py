@@ -10,7 +10,7 @@ buffers in, numbers out.
 * `GateWaiter`: sleeping until a slot's word on a gate page says free.
 * `crc32c`: checksum of headers and spans.
 * `BlockIndex`: a hash table of block keys that costs no Python object per key.
-* `scan_headers`: the headers of a pool that an earlier life left, into columns and an index.
+* `scan_headers`: the headers of a pool that an earlier life left, into columns.
 * `unlink_blocks`: many blocks out of queues that are links in arrays, at once.
 
 What each operation means is defined in `kvd_kernels.reference`.

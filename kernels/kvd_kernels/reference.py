@@ -140,6 +140,20 @@ class BlockIndex:
         self._blocks.clear()
         self.capacity = self.capacity if capacity is None else capacity
 
+    def load(self, states: bytes, namespaces: Sequence[int], hashes: bytes) -> list[int]:
+        """Put the keys of the blocks in state 2; return those whose key is there already.
+
+        states, namespaces: [N]; hashes: [N, 32].
+        """
+        known = []
+        for block, state in enumerate(states):
+            block_hash = hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES]
+            if state == 2 and self.get(namespaces[block], block_hash) is None:
+                self.put(namespaces[block], block_hash, block)
+            elif state == 2:
+                known.append(block)
+        return known
+
     def __len__(self) -> int:
         return len(self._blocks)
 
@@ -152,44 +166,42 @@ def _whole_hash(block_hash: bytes) -> bytes:
 
 def scan_headers(
     headers: bytes,
-    index: BlockIndex,
+    digests: bytes,
+    tokens_max: int,
     states: bytearray,
     namespaces: MutableSequence[int],
     hashes: bytearray,
     tokens: MutableSequence[int],
-) -> tuple[list[bytes], list[int], list[int]]:
-    """Read block headers of pool metadata (layout v1) into columns and an index.
+) -> tuple[list[int], list[int]]:
+    """Read block headers of pool metadata (layout v1) into columns.
 
     headers: [N, 128], of (state u32, seq u32, namespace 32, hash 32, tokens u32, flags u32, zeros,
-    crc32c u32 of bytes 4 .. 123), little endian. states: [N], out: 0 reset, 1 filling, 2 ready.
-    namespaces, tokens: [N], out. hashes: [N, 32], out. The columns hold zeros before, and do so
-    after for what is not ready. Returns (digests, torn, duplicates): the namespaces by their
-    number, blocks whose header is none, blocks whose key an earlier block has.
+    crc32c u32 of bytes 4 .. 123), little endian. digests: [K, 32], namespaces by their number.
+    states: [N], out: 0 reset, 1 filling, 2 ready. namespaces, tokens: [N], out. hashes: [N, 32],
+    out. The columns hold zeros before, and do so after for what is not ready. Returns (torn, odd):
+    blocks whose header is none; ready blocks of another namespace, or with no or too many tokens.
     """
-    digests: list[bytes] = []
+    numbers = [digests[at : at + HASH_BYTES] for at in range(0, len(digests), HASH_BYTES)]
     torn: list[int] = []
-    duplicates: list[int] = []
+    odd: list[int] = []
     for block in range(len(states)):
         header = headers[block * HEADER_BYTES : (block + 1) * HEADER_BYTES]
         word = int.from_bytes(header[:4], "little")
+        digest, count = header[8:40], int.from_bytes(header[72:76], "little")
+        if word == _WORD_RESET:
+            continue
         if word == _WORD_FILLING:
             states[block] = 1
-        elif word == _WORD_READY and crc32c(header[4:-4]) == int.from_bytes(header[-4:], "little"):
-            digest, block_hash = header[8:40], header[40:72]
-            if digest not in digests:
-                digests.append(digest)
-            number = digests.index(digest)
-            if index.get(number, block_hash) is not None:
-                duplicates.append(block)
-                continue
-            index.put(number, block_hash, block)
-            states[block] = 2
-            namespaces[block] = number
-            hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES] = block_hash
-            tokens[block] = int.from_bytes(header[72:76], "little")
-        elif word != _WORD_RESET:
+        elif word != _WORD_READY or crc32c(header[4:-4]) != int.from_bytes(header[-4:], "little"):
             torn.append(block)
-    return digests, torn, duplicates
+        elif digest not in numbers or not 0 < count <= tokens_max:
+            odd.append(block)
+        else:
+            states[block] = 2
+            namespaces[block] = numbers.index(digest)
+            hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES] = header[40:72]
+            tokens[block] = count
+    return torn, odd
 
 
 def unlink_blocks(

@@ -2,8 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <limits>
-#include <string_view>
 
 #include "block_index.hpp"
 #include "block_links.hpp"
@@ -14,13 +14,12 @@ namespace kvd {
 namespace {
 
 constexpr int64_t kMaxU32 = std::numeric_limits<uint32_t>::max();
-constexpr auto kMaxInt = std::numeric_limits<int64_t>::max();
 
-// `scanning` is touched under the interpreter lock alone: while a scan runs without it, every other
+// `filling` is touched under the interpreter lock alone: while `load` runs without it, every other
 // call is refused.
 struct Index {
   BlockIndex keys;
-  bool scanning = false;
+  bool filling = false;
 };
 
 constexpr const char* kClassDoc =
@@ -35,7 +34,7 @@ Args:
         quarters are taken.
 
 namespace is 0 to 2**32 - 1, block 0 to 2**31 - 1, block_hash bytes-like of 32 bytes; other values
-raise ValueError. While scan_headers fills the index every call raises RuntimeError.)";
+raise ValueError. While load runs in another thread every call raises RuntimeError.)";
 
 constexpr const char* kPrefixDoc =
     R"(Return the blocks of the longest run of leading hashes present.
@@ -50,30 +49,40 @@ constexpr const char* kClearDoc =
 
 OSError without address space for it; nothing has changed then.)";
 
-constexpr const char* kScanDoc =
-    R"(Read the block headers of pool metadata (layout v1) into columns and an index.
+constexpr const char* kLoadDoc =
+    R"(Put the keys of many blocks; return those whose key is there already, in order.
 
-N blocks, one entry of each column for each. A header that is ready and whole puts its key into the
-index and its fields into the columns; everything else reads as reset there.
+N blocks. states: [N] u8, of which 2 (ready) counts. namespaces: [N] u32. hashes: [N, 32] u8; all
+C-contiguous. Of two blocks with one key the first has it. The interpreter lock is released.
+
+Raises: ValueError: a column has another length, or the index has no room for all; nothing was put.)";
+
+constexpr const char* kScanDoc =
+    R"(Read the block headers of pool metadata (layout v1) into columns.
+
+N blocks, one entry of each column for each. Only a header that is ready, whole and of use fills
+its entries; everything else reads as reset there.
 
 Args:
     meta: the metadata.
     offset: byte of block 0's header in it, a multiple of 4; 128 bytes for each block.
-    index: gets the keys; needs room for N more.
+    digests: [K, 32] bytes-like, the namespaces in order of their numbers.
+    tokens_max: most tokens of a block, 1 to 2**32 - 1.
     states: [N] u8, out: 0 reset, 1 filling, 2 ready.
-    namespaces: [N] u32, out: number of the namespace, given in order of first appearance.
+    namespaces: [N] u32, out: number of the namespace.
     hashes: [N, 32] u8, out.
     tokens: [N] u32, out.
 All columns are C-contiguous writable buffers, which must hold zeros.
 
-Returns (digests, torn, duplicates): 32-byte digests of the namespaces by number; blocks whose
-header is neither reset, filling nor ready with the right checksum; blocks whose key a block before
-them has. The interpreter lock is released. Defined by reference.py::scan_headers.
+Returns (torn, odd): blocks whose header is neither reset, filling nor ready with the right
+checksum; ready blocks of no use, with a namespace that is none of digests, or with a count of
+tokens outside 1 to tokens_max. The interpreter lock is released. Defined by
+reference.py::scan_headers.
 
 Raises:
     IndexError: the headers lie outside the mapping.
-    ValueError: a column has another length or is read-only, offset is misaligned, the index has no
-        room, or the mapping is closed.)";
+    ValueError: a column has another length or is read-only, digests are not whole, offset is
+        misaligned, or the mapping is closed.)";
 
 constexpr const char* kUnlinkDoc =
     R"(Take blocks out of the queues that links in arrays keep; return how many left each queue.
@@ -89,7 +98,7 @@ Raises:
     TypeError: blocks is not a list of int.)";
 
 Index& idle(Index& self) {
-  if (self.scanning) throw std::runtime_error("the index is being filled by a scan of headers");
+  if (self.filling) throw std::runtime_error("the index is being filled by another thread");
   return self;
 }
 
@@ -171,18 +180,24 @@ void remove(Index& self, nb::handle space, nb::handle hash) {
   }
 }
 
-// One column of the caller's, checked for its length.
+// A column, checked for its length.
 template <typename Word>
 Word* column(const Bytes& bytes, const char* name, uint64_t count, uint64_t width = 1) {
-  if (bytes.view().readonly != 0) {
-    throw std::invalid_argument(std::string(name) + " is read-only");
-  }
   const uint64_t wanted = count * width * sizeof(Word);
   if (bytes.size() != wanted) {
     throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes.size()) +
                                 " bytes, not " + std::to_string(wanted));
   }
   return static_cast<Word*>(bytes.view().buf);
+}
+
+// One that is written to.
+template <typename Word>
+Word* column_out(const Bytes& bytes, const char* name, uint64_t count, uint64_t width = 1) {
+  if (bytes.view().readonly != 0) {
+    throw std::invalid_argument(std::string(name) + " is read-only");
+  }
+  return column<Word>(bytes, name, count, width);
 }
 
 nb::object list_of(const std::vector<uint32_t>& blocks) {
@@ -194,8 +209,8 @@ nb::object list_of(const std::vector<uint32_t>& blocks) {
 // Marks an index as being filled for as long as it lives.
 class Filling {
  public:
-  explicit Filling(Index& index) : index_(index) { index.scanning = true; }
-  ~Filling() { index_.scanning = false; }
+  explicit Filling(Index& index) : index_(index) { index.filling = true; }
+  ~Filling() { index_.filling = false; }
   Filling(const Filling&) = delete;
   Filling& operator=(const Filling&) = delete;
 
@@ -203,39 +218,59 @@ class Filling {
   Index& index_;
 };
 
-nb::object scan(const Mapping& meta, nb::handle offset, Index& index, nb::handle states,
-                nb::handle namespaces, nb::handle hashes, nb::handle tokens) {
+nb::object load(Index& self, nb::handle states, nb::handle namespaces, nb::handle hashes) {
+  const Bytes of_states(states, "states");
+  const Bytes of_spaces(namespaces, "namespaces");
+  const Bytes of_hashes(hashes, "hashes");
+  const uint64_t count = of_states.size();
+  const uint32_t* spaces = column<const uint32_t>(of_spaces, "namespaces", count);
+  const uint8_t* all = column<const uint8_t>(of_hashes, "hashes", count, BlockIndex::kHashBytes);
+  BlockIndex& keys = idle(self).keys;
+  const auto ready = static_cast<uint64_t>(
+      std::count(of_states.data(), of_states.data() + count, kReadyState));
+  if (ready > keys.capacity() - keys.size()) {
+    throw std::invalid_argument("the index has room for " +
+                                std::to_string(keys.capacity() - keys.size()) +
+                                " more keys, not for " + std::to_string(ready));
+  }
+  std::vector<uint32_t> known;
+  {
+    const Filling filling(self);
+    const nb::gil_scoped_release unlocked;
+    known = keys.load({of_states.data(), count}, spaces, all);
+  }
+  return list_of(known);
+}
+
+nb::object scan(const Mapping& meta, nb::handle offset, nb::handle digests, nb::handle tokens_max,
+                nb::handle states, nb::handle namespaces, nb::handle hashes, nb::handle tokens) {
+  const Bytes of_digests(digests, "digests");
   const Bytes of_states(states, "states");
   const Bytes of_spaces(namespaces, "namespaces");
   const Bytes of_hashes(hashes, "hashes");
   const Bytes of_tokens(tokens, "tokens");
   const uint64_t count = of_states.size();
-  const BlockColumns columns{column<uint8_t>(of_states, "states", count),
-                             column<uint32_t>(of_spaces, "namespaces", count),
-                             column<uint8_t>(of_hashes, "hashes", count, BlockIndex::kHashBytes),
-                             column<uint32_t>(of_tokens, "tokens", count)};
+  const BlockColumns columns{
+      {column_out<uint8_t>(of_states, "states", count), count},
+      column_out<uint32_t>(of_spaces, "namespaces", count),
+      column_out<uint8_t>(of_hashes, "hashes", count, BlockIndex::kHashBytes),
+      column_out<uint32_t>(of_tokens, "tokens", count)};
+  column<const uint8_t>(of_digests, "digests", of_digests.size() / kDigestBytes, kDigestBytes);
+  const Known known{{of_digests.data(), of_digests.size()},
+                    static_cast<uint32_t>(integer_within(tokens_max, "tokens_max", 1, kMaxU32))};
   const nb::object length = nb::steal(PyLong_FromUnsignedLongLong(count * kHeaderBytes));
   const Range range = range_within(*meta.region, offset, length);
   if (range.offset % sizeof(uint32_t) != 0) {
     throw std::invalid_argument("offset " + std::to_string(range.offset) +
                                 " must be a multiple of 4");
   }
-  BlockIndex& keys = idle(index).keys;
-  if (count > keys.capacity() - keys.size()) {
-    throw std::invalid_argument("the index has room for " +
-                                std::to_string(keys.capacity() - keys.size()) +
-                                " more keys, not for " + std::to_string(count));
-  }
   Scan found;
   {
     const Lease lease(meta.region);
-    const Filling filling(index);
     const nb::gil_scoped_release unlocked;
-    found = scan_headers(meta.region->data() + range.offset, count, keys, columns);
+    found = scan_headers(meta.region->data() + range.offset, known, columns);
   }
-  nb::list digests;
-  for (const Digest& digest : found.spaces) digests.append(nb::bytes(digest.data(), digest.size()));
-  return nb::make_tuple(digests, list_of(found.torn), list_of(found.duplicates));
+  return nb::make_tuple(list_of(found.torn), list_of(found.odd));
 }
 
 std::vector<int64_t> numbers_of(nb::handle blocks) {
@@ -262,9 +297,9 @@ nb::object unlink(nb::handle after, nb::handle before, nb::handle home, nb::hand
     throw std::invalid_argument("after has " + std::to_string(nodes) + " entries for " +
                                 std::to_string(total) + " blocks and up to 255 queues");
   }
-  const BlockLinks links{{column<int32_t>(of_after, "after", nodes), nodes},
-                         {column<int32_t>(of_before, "before", nodes), nodes},
-                         {column<uint8_t>(of_home, "home", total), total}};
+  const BlockLinks links{{column_out<int32_t>(of_after, "after", nodes), nodes},
+                         {column_out<int32_t>(of_before, "before", nodes), nodes},
+                         {column_out<uint8_t>(of_home, "home", total), total}};
   nb::list left;
   for (const uint64_t count : unlink_blocks(links, numbers_of(blocks))) left.append(count);
   return std::move(left);
@@ -289,6 +324,10 @@ void bind_index(nb::module_& module) {
            "Remove a key; KeyError when it is not there.")
       .def("clear", clear, nb::arg("capacity") = nb::none(),
            nb::sig("def clear(self, capacity: int | None = None) -> None"), kClearDoc)
+      .def("load", load, nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"),
+           nb::sig("def load(self, states: Buffer, namespaces: Buffer, hashes: Buffer) "
+                   "-> list[int]"),
+           kLoadDoc)
       .def("__len__", [](Index& self) { return idle(self).keys.size(); })
       .def_prop_ro(
           "capacity", [](Index& self) { return idle(self).keys.capacity(); },
@@ -296,11 +335,11 @@ void bind_index(nb::module_& module) {
       .def_prop_ro(
           "slot_bytes", [](Index& self) { return idle(self).keys.slot_bytes(); },
           "Address space of all slots, of which only pages with a key are resident.");
-  module.def("scan_headers", scan, nb::arg("meta"), nb::arg("offset"), nb::arg("index"),
-             nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"), nb::arg("tokens"),
-             nb::sig("def scan_headers(meta: Mapping, offset: int, index: BlockIndex, "
-                     "states: Buffer, namespaces: Buffer, hashes: Buffer, tokens: Buffer) "
-                     "-> tuple[list[bytes], list[int], list[int]]"),
+  module.def("scan_headers", scan, nb::arg("meta"), nb::arg("offset"), nb::arg("digests"),
+             nb::arg("tokens_max"), nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"), nb::arg("tokens"),
+             nb::sig("def scan_headers(meta: Mapping, offset: int, digests: Buffer, "
+                     "tokens_max: int, states: Buffer, namespaces: Buffer, hashes: Buffer, tokens: Buffer) "
+                     "-> tuple[list[int], list[int]]"),
              kScanDoc);
   module.def("unlink_blocks", unlink, nb::arg("after"), nb::arg("before"), nb::arg("home"),
              nb::arg("blocks"),

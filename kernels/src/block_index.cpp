@@ -105,4 +105,21 @@ bool BlockIndex::remove(uint32_t space, const uint8_t* hash) noexcept {
   return true;
 }
 
+std::vector<uint32_t> BlockIndex::load(std::span<const uint8_t> states, const uint32_t* spaces,
+                                       const uint8_t* hashes) {
+  std::vector<uint32_t> known;
+  for (size_t block = 0; block < states.size(); ++block) {
+    const size_t soon = block + kAhead;
+    if (soon < states.size() && states[soon] == kReadyState) {
+      prefetch(spaces[soon], hashes + soon * kHashBytes);
+    }
+    if (states[block] != kReadyState) continue;
+    const auto number = static_cast<uint32_t>(block);
+    if (put(spaces[block], hashes + block * kHashBytes, number) != Put::kAdded) {
+      known.push_back(number);
+    }
+  }
+  return known;
+}
+
 }  // namespace kvd

@@ -10,9 +10,12 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace kvd {
+
+constexpr uint8_t kReadyState = 2;  // of a block that look-ups may find
 
 class BlockIndex {
  public:
@@ -40,12 +43,17 @@ class BlockIndex {
               std::vector<uint32_t>& found) const;
   Put put(uint32_t space, const uint8_t* hash, uint32_t block) noexcept;
   bool remove(uint32_t space, const uint8_t* hash) noexcept;
+  // Puts the keys of all blocks in kReadyState, of which there must be room for all; returns those
+  // whose key is there already, under a block before them or from earlier.
+  std::vector<uint32_t> load(std::span<const uint8_t> states, const uint32_t* spaces,
+                             const uint8_t* hashes);
+
+ private:
   // Fetches the place of a key into the cache, for a look-up that comes soon.
   void prefetch(uint32_t space, const uint8_t* hash) const noexcept {
     __builtin_prefetch(&slots_[home(space, words_of(hash))]);
   }
 
- private:
   struct Words {
     uint64_t word[4];
     bool operator==(const Words&) const = default;

@@ -4,34 +4,35 @@
 //                      | zeros | crc32c u32 (last 4 bytes) of bytes 4 .. 123
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
-
-#include "block_index.hpp"
 
 namespace kvd {
 
 constexpr uint64_t kHeaderBytes = 128;
-
-using Digest = std::array<uint8_t, 32>;
+constexpr uint64_t kDigestBytes = 32;
 
 // Where the scan writes, one entry for each block: arrays of the caller.
 struct BlockColumns {
-  uint8_t* states;
+  std::span<uint8_t> states;
   uint32_t* spaces;
   uint8_t* hashes;
   uint32_t* tokens;
 };
 
-struct Scan {
-  std::vector<Digest> spaces;  // digest of each namespace, by the number it got
-  std::vector<uint32_t> torn;
-  std::vector<uint32_t> duplicates;
+// What a ready header may say. digests: of the namespaces, in order of their numbers.
+struct Known {
+  std::span<const uint8_t> digests;
+  uint32_t tokens_max;
 };
 
-// Scans `count` headers, in order of their blocks. The index must have room for them all.
-Scan scan_headers(const uint8_t* headers, uint64_t count, BlockIndex& index,
-                  const BlockColumns& columns);
+struct Scan {
+  std::vector<uint32_t> torn;
+  std::vector<uint32_t> odd;
+};
+
+// Scans one header for each state, in order of their blocks.
+Scan scan_headers(const uint8_t* headers, const Known& known, const BlockColumns& columns);
 
 }  // namespace kvd

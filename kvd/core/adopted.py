@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvd.core.block_columns import BlockColumns
 from kvd.core.block_types import BlockShape
 from kvd.core.ids import MemberRef
 from kvd.core.record import record
@@ -14,14 +15,16 @@ from kvd.core.transfer_events import RegionSpec
 class AdoptedBlocks:
     """What the headers say.
 
-    ready:   (block, namespace digest, block hash, tokens) of each block with a whole header.
-    filling: blocks that were being filled; their writers may still be at it.
+    columns: of each block whether it is ready and under what key, or being filled; its writer may
+             still be at it. Namespaces have the numbers that `AdoptedPool` gives them.
     torn:    blocks whose header was not whole; they hold nothing any more.
+    odd:     blocks that were ready under a key that this pool does not know; their headers are
+             still as they were.
     """
 
-    ready: list[tuple[int, bytes, bytes, int]] = field(default_factory=list)
-    filling: list[int] = field(default_factory=list)
+    columns: BlockColumns
     torn: list[int] = field(default_factory=list)
+    odd: list[int] = field(default_factory=list)
 
 
 @record

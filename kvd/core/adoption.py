@@ -16,7 +16,6 @@ from kvd.core.effects import ClearHeaders, Effect
 from kvd.core.holds import HoldKind
 from kvd.core.ids import MemberRef, RequestKey, SlotRef
 from kvd.core.pool_ops import flush
-from kvd.core.prefix import HASH_BYTES
 from kvd.core.regions import free_dropped
 from kvd.core.state import Region, State
 
@@ -57,17 +56,9 @@ def _adopt_pool(m: State, pool: AdoptedPool, out: list[Effect]) -> None:
         m.namespaces[digest] = number
         if probe:
             m.probes[number] = probe
-    odd: list[int] = []
-    tokens_max = pool.shape.block_tokens
-    for block, digest, block_hash, tokens in pool.blocks.ready:
-        number = m.namespaces.get(digest, -1)
-        is_sane = number >= 0 and len(block_hash) == HASH_BYTES and 0 < tokens <= tokens_max
-        if not is_sane or not table.adopt_ready(block, (number, block_hash), tokens):
-            odd.append(block)
-    for block in pool.blocks.filling:
-        table.adopt_filling(block, LAST_LIFE)
-        m.inherited_blocks.append(block)
-    table.rebuild_free()
+    held, twice = table.adopt(pool.blocks.columns, LAST_LIFE)
+    m.inherited_blocks.extend(held)
+    odd = sorted((*pool.blocks.odd, *twice))
     m.counters["blocks_adopted"] += len(table.index)
     m.counters["blocks_torn"] += len(pool.blocks.torn)
     if odd:

@@ -53,26 +53,6 @@ class BlockTable(BlockBooks):
             self.changes = Changes()
         return changes
 
-    def adopt_ready(self, block: int, key: BlockKey, tokens: int) -> bool:
-        """A block is ready already; False: another one has its key."""
-        if self.index.get(*key) is not None:
-            return False
-        self._set(block, BlockState.READY)
-        self.columns.set_key(block, key, tokens)
-        self.index.put(*key, block)
-        self.policy.admit(block)
-        return True
-
-    def adopt_filling(self, block: int, owner: RequestKey) -> None:
-        """A block may be being written; `owner` keeps it until it unpins it."""
-        self._set(block, BlockState.FILLING)
-        self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
-        self.pins[block] = frozenset((owner,))
-
-    def rebuild_free(self) -> None:
-        """After the adoption: what was not adopted is free."""
-        self.free = array(U32, [b for b in range(self.total - 1, -1, -1) if not self.state[b]])
-
     # Pins -----------------------------------------------------------------------------------
 
     def pin(self, block: int, pin: Pin) -> None:
@@ -270,36 +250,35 @@ class BlockTable(BlockBooks):
 
     # What an earlier life left ----------------------------------------------------------------
 
-    def adopt(self, columns: BlockColumns) -> list[int]:
-        """Take over what a scan of the headers found, in place of an empty pool.
+    def adopt(self, columns: BlockColumns, owner: RequestKey) -> tuple[list[int], list[int]]:
+        """Take over what the headers of an earlier life say, in place of an empty pool.
 
-        Ready blocks are evictable, the lowest number first; the index has their keys already.
-        Filling blocks are *held*: they have no owner, but a process that does not know of this
-        life may still write into them, so each stays until `release_held`.
+        Ready blocks are evictable, the lowest number first. Filling blocks may still be written by
+        a process that does not know of this life: `owner` keeps them until it abandons them.
 
         Args: columns: one entry for each block of this pool; they are the table's from now on.
-        Returns: held blocks, in order.
+        Returns: the filling blocks; and those that are free since another block has their key.
         """
         assert len(columns) == self.total == len(self.free), "only an empty pool can adopt"
-        states = columns.states
-        counts = [states.count(state) for state in range(len(self.counts))]
-        assert counts[BlockState.READY] == len(self.index), "ready blocks and keys differ"
-        assert counts[POISONED] == 0, "poison is never written into a header"
         assert max(columns.tokens, default=0) <= self.shape.block_tokens, "another block shape"
-        self.columns, self.state, self.counts = columns, states, counts
+        twice = self.index.load(columns.states, columns.namespaces, columns.hashes)
+        for block in twice:
+            columns.drop_key(block)
+            columns.states[block] = RESET
+        self.columns, self.state = columns, columns.states
+        self.counts = [self.state.count(state) for state in range(len(self.counts))]
+        assert self.counts[POISONED] == 0, "poison is never written into a header"
         for start, stop in columns.runs(READY):
             self.policy.admit_range(start, stop)
         self.free = array(U32)
         for start, stop in columns.runs(RESET):
             self.free.extend(range(start, stop))
         self.free.reverse()
-        return [block for run in columns.runs(FILLING) for block in range(*run)]
-
-    def release_held(self, block: int) -> None:
-        """Free an adopted filling block: whoever could write into it has announced or is dead."""
-        if self.state[block] == BlockState.FILLING and block not in self.fills:
-            self.changes.freed.append(block)
-            self._reset(block)
+        held = [block for run in columns.runs(FILLING) for block in range(*run)]
+        for block in held:
+            self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
+        self.pins.update(dict.fromkeys(held, frozenset((owner,))))
+        return held, twice
 
     # Inside -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ prefix hit is the longest run of leading hashes that are present.
 
 from __future__ import annotations
 
+from array import array
 from typing import Protocol
 
 HASH_BYTES = 32
@@ -25,6 +26,12 @@ class BlockIndex(Protocol):
 
     def put(self, namespace: int, block_hash: bytes, block: int) -> None:
         """Add a key that is not there yet."""
+
+    def load(self, states: bytearray, namespaces: array[int], hashes: bytearray) -> list[int]:
+        """Add the keys of all ready blocks; return those whose key another block has, in order.
+
+        Columns as in `kvd.core.block_columns`. Of two blocks with one key the first has it.
+        """
 
     def remove(self, namespace: int, block_hash: bytes) -> None:
         """Remove a key that is there."""

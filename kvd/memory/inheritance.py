@@ -16,8 +16,9 @@ from typing import Final
 from kvd.core.adopted import AdoptedBlocks
 from kvd.core.errors import LocalError
 from kvd.core.units import align_up, format_size
-from kvd.memory.layout_v1 import BlockState, MetaTable, Superblock
-from kvd.memory.node_record import NodeRecord, RecordFile
+from kvd.memory.adopt_scan import scan_ready
+from kvd.memory.layout_v1 import MetaTable, Superblock
+from kvd.memory.node_record import NodeRecord, PoolRecord, RecordFile
 from kvd.memory.owners.base import close_all
 from kvd.memory.preflight import HugePagesMode
 from kvd.memory.region import MemfdRegion
@@ -46,6 +47,7 @@ class Inheritance:
     """What is taken over; owned by whoever holds it, given back by `close`.
 
     table:   None when no engine had given the pool a layout.
+    blocks:  what its headers say; None likewise.
     pidfds:  of members of the earlier life, by the name they are kept under.
     regions: decode regions by their name.
     note:    for the log and the status: what was taken over, and what was not.
@@ -56,6 +58,7 @@ class Inheritance:
     record_region: MemfdRegion
     record: RecordFile
     table: MetaTable | None
+    blocks: AdoptedBlocks | None = None
     pidfds: dict[str, int] = field(default_factory=dict)
     regions: dict[str, MemfdRegion] = field(default_factory=dict)
     note: str = ""
@@ -115,8 +118,19 @@ def _take(fds: dict[str, int], wanted: Wanted, survives: tuple[str, ...]) -> Inh
         for member in last.members:
             if member.kept_as in fds:
                 made.pidfds[member.kept_as] = fds.pop(member.kept_as)
+        if table is not None and last.pool is not None:
+            made.blocks = _read_headers(meta, table, last.pool)
         undo.pop_all()
     return made
+
+
+def _read_headers(meta: MemfdRegion, table: MetaTable, pool: PoolRecord) -> AdoptedBlocks:
+    """What the headers say of every block; torn ones are freed."""
+    digests = [digest for digest, _ in pool.namespaces]
+    found = scan_ready(meta.mapping, digests, pool.block_tokens)
+    for block in found.torn:
+        table.free(block)
+    return found
 
 
 def _check_pool(data: MemfdRegion, wanted: Wanted) -> None:
@@ -173,17 +187,3 @@ def _free_tail(data: MemfdRegion, end: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return length
-
-
-def read_headers(table: MetaTable) -> AdoptedBlocks:
-    """What the headers say of every block; torn ones are freed."""
-    found = AdoptedBlocks()
-    for header in table.scan():
-        if header.state is BlockState.READY:
-            found.ready.append((header.block, header.namespace, header.hash, header.tokens))
-        elif header.state is BlockState.FILLING:
-            found.filling.append(header.block)
-        else:
-            found.torn.append(header.block)
-            table.free(header.block)
-    return found

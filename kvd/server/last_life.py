@@ -57,22 +57,19 @@ def _region_record(name: str, engine: str, spec: RegionSpec) -> RegionRecord:
     )
 
 
-def adopted_event(found: Inheritance, blocks_total: int, node: Node) -> ev.NodeAdopted:
-    """What the machine is told of an earlier life.
-
-    Args: blocks_total: blocks that the headers speak of, 0 when the pool has no layout.
-    """
+def adopted_event(found: Inheritance) -> ev.NodeAdopted:
+    """What the machine is told of an earlier life."""
     record = found.record.last or NodeRecord()
     pool = None
-    if record.pool is not None and found.table is not None:
+    if record.pool is not None and found.blocks is not None:
         was = record.pool
         pool = AdoptedPool(
             was.digest,
             was.stride,
-            blocks_total,
+            len(found.blocks.columns),
             BlockShape(was.block_tokens, was.num_layers, was.num_shards),
             tuple(was.namespaces),
-            node.memory.adopted_blocks(),
+            found.blocks,
         )
     return ev.NodeAdopted(
         pool,
@@ -101,8 +98,7 @@ class LastLife:
             node.logs.info("last life", detail=node.memory.note)
         if found is None:
             return
-        total = found.table.superblock.block_count if found.table is not None else 0
-        event = adopted_event(found, total, node)
+        event = adopted_event(found)
         loop = asyncio.get_running_loop()
         node.apply(event)
         for ref in event.absent:

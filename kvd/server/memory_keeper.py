@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvd.config.model import Config
-from kvd.core.adopted import AdoptedBlocks
 from kvd.core.effects import FormatPool, WriteHeader
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.events import RegionMade, RegionSpec
 from kvd.core.ids import MemberRef
-from kvd.memory.inheritance import META, POOL, RECORD, Inheritance, Wanted, inherit, read_headers
+from kvd.memory.inheritance import META, POOL, RECORD, Inheritance, Wanted, inherit
 from kvd.memory.layout_v1 import MetaTable, Superblock, meta_bytes
 from kvd.memory.memory_info import read_memory_info
 from kvd.memory.node_record import RECORD_BYTES, NodeRecord, RecordFile
@@ -160,10 +159,6 @@ class MemoryKeeper:
 
     def _most_blocks(self) -> int:
         return min(self._config.pool.block_count_max, self._config.pool.size // 64 + 1)
-
-    def adopted_blocks(self) -> AdoptedBlocks:
-        """Read the headers that were taken over; what is torn is freed. Milliseconds per 10,000."""
-        return read_headers(self._meta) if self._meta is not None else AdoptedBlocks()
 
     def write_record(self, record: NodeRecord) -> None:
         """Record what the next life must know of this one beside the blocks.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+
+from kvd.core.block_types import READY
 from kvd.core.prefix import HASH_BYTES
 
 
@@ -35,6 +38,19 @@ class DictIndex:
         space = self._spaces.setdefault(namespace, {})
         assert block_hash not in space, "key twice"
         space[block_hash] = block
+
+    def load(self, states: bytearray, namespaces: array[int], hashes: bytearray) -> list[int]:
+        """See `BlockIndex`."""
+        known = []
+        for block, state in enumerate(states):
+            if state != READY:
+                continue
+            block_hash = bytes(hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES])
+            if self.get(namespaces[block], block_hash) is None:
+                self.put(namespaces[block], block_hash, block)
+            else:
+                known.append(block)
+        return known
 
     def remove(self, namespace: int, block_hash: bytes) -> None:
         """See `BlockIndex`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -192,3 +193,44 @@ def test_a_full_index_stays_exact_however_often_its_keys_change() -> None:
     assert index.get(3, removed) is None
     assert len(index) == len(live) == 1536
     assert all(index.get(3, key) == block for key, block in live.items())
+
+
+def test_load_without_room_for_all_puts_nothing() -> None:
+    index = BlockIndex(2)
+    index.put(0, hash_of(9), 9)
+    columns = (b"\2\1\2", array("I", [0, 0, 0]), b"".join(map(hash_of, range(3))))
+    with pytest.raises(ValueError, match="the index has room for 1 more keys, not for 2"):
+        index.load(*columns)
+    assert len(index) == 1
+
+
+def test_load_refuses_columns_of_other_lengths() -> None:
+    index = BlockIndex(2)
+    with pytest.raises(ValueError, match="namespaces has 4 bytes, not 8"):
+        index.load(b"\2\2", array("I", [0]), bytes(64))
+    with pytest.raises(ValueError, match="hashes has 63 bytes, not 64"):
+        index.load(b"\2\2", array("I", [0, 0]), bytes(63))
+    assert len(index) == 0
+
+
+A_BLOCK = st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 9))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(A_BLOCK, max_size=40), st.booleans())
+def test_load_puts_what_the_reference_puts(
+    blocks: list[tuple[int, int, int]], some_before: bool
+) -> None:
+    index, model = BlockIndex(41), reference.BlockIndex(41)
+    if some_before:
+        index.put(1, hash_of(0), 40)
+        model.put(1, hash_of(0), 40)
+    states = bytes(state for state, _, _ in blocks)
+    namespaces = array("I", [namespace for _, namespace, _ in blocks])
+    hashes = b"".join(hash_of(number) for _, _, number in blocks)
+    assert index.load(states, namespaces, hashes) == model.load(states, namespaces, hashes)
+    assert len(index) == len(model)
+    for namespace in (0, 1):
+        for number in range(10):
+            wanted = model.get(namespace, hash_of(number))
+            assert index.get(namespace, hash_of(number)) == wanted

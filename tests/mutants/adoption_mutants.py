@@ -28,8 +28,11 @@ MUTANTS: Final = (
     Mutant(
         "a block that was being filled is free in the next life",
         ADOPTION,
-        "    for block in pool.blocks.filling:\n",
-        "    for block in ():\n",
+        "    m.inherited_blocks.extend(held)\n",
+        "    for block in held:\n"
+        "        table.poison(block)\n"
+        "        table.unpin(block, LAST_LIFE)\n"
+        "    flush(m, out)\n",
         CAUGHT,
     ),
     Mutant(

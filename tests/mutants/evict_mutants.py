@@ -24,16 +24,15 @@ MUTANTS: Final = (
     Mutant(
         "an operation may evict what it has just found",
         BLOCKS,
-        "                pins[block] = {pin}\n                withdraw(block)\n",
-        "                pins[block] = {pin}\n",
+        "            self.policy.withdraw_all(blocks)\n",
+        "",
         ("block machine", "room by example"),
     ),
     Mutant(
         "a block is evictable once its owner leaves, whoever else keeps it",
         BLOCKS,
-        "        pins.discard(pin)\n        if pins:\n            return\n",
-        "        pins.discard(pin)\n"
-        "        if pins:\n"
+        "            self.pins[block] = pins - {pin}\n            return\n",
+        "            self.pins[block] = pins - {pin}\n"
         "            self.policy.admit(block)\n"
         "            return\n",
         ("block machine", "room by example"),

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from kvd.core import effects as fx
 from kvd.core.adopted import AdoptedBlocks, AdoptedPool, NodeAdopted
-from kvd.core.block_types import BlockShape
+from kvd.core.block_columns import BlockColumns
+from kvd.core.block_types import BlockShape, BlockState
 from kvd.core.ids import MemberRef
 from kvd.core.state import State
 from kvd.core.transfer_events import RegionSpec
@@ -72,13 +73,17 @@ class Remains:
         pool = None
         if was is not None and self._formatted == was[:2]:
             digest, stride, total, shape, spaces = was
-            blocks = AdoptedBlocks()
-            for block, header in sorted(self.headers.items()):
-                if header is None:
-                    blocks.filling.append(block)
-                else:
-                    blocks.ready.append((block, *header))
+            blocks = AdoptedBlocks(self._columns(total, [space for space, _ in spaces]))
             pool = AdoptedPool(digest, stride, total, shape, spaces, blocks)
         else:
             self.headers.clear()
         return NodeAdopted(pool, absent, tuple(r for r in regions if r[0] in memory))
+
+    def _columns(self, total: int, digests: list[bytes]) -> BlockColumns:
+        columns = BlockColumns(total)
+        for block, header in self.headers.items():
+            columns.states[block] = BlockState.FILLING if header is None else BlockState.READY
+            if header is not None:
+                namespace, block_hash, tokens = header
+                columns.set_key(block, (digests.index(namespace), block_hash), tokens)
+        return columns

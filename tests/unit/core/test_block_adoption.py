@@ -13,10 +13,12 @@ from kvd.core.blocks import BlockShape, BlockState, BlockTable
 from kvd.core.errors import LocalError
 from kvd.core.evict import LruPolicy
 from kvd.core.ids import LoadId, MemberRef, RequestKey, SlotRef
-from kvd.store.dict_index import DictIndex
+from kvd.store.native_index import NativeIndex
+from kvd.store.native_queues import NativeQueues
 
 SHAPE = BlockShape(block_tokens=4, num_layers=2)
 OWNER = RequestKey("p", "r")
+LAST_LIFE = RequestKey("", "last life")
 LOAD = LoadId(SlotRef(MemberRef("p", "w0", 1), 0, 0))
 
 
@@ -25,26 +27,32 @@ def key(block: int) -> tuple[int, bytes]:
     return 1, block.to_bytes(2, "little") * 16
 
 
-def left(states: list[BlockState]) -> tuple[BlockColumns, DictIndex]:
-    """Columns and index as a scan of such headers makes them."""
-    columns, index = BlockColumns(len(states)), DictIndex()
+def left(states: list[BlockState]) -> BlockColumns:
+    """Columns as a scan of such headers makes them."""
+    columns = BlockColumns(len(states))
     for block, state in enumerate(states):
         columns.states[block] = state
         if state is BlockState.READY:
             columns.set_key(block, key(block), 4)
-            index.put(*key(block), block)
-    return columns, index
+    return columns
+
+
+def empty(total: int) -> BlockTable:
+    """A table of reset blocks."""
+    index = NativeIndex()
+    index.clear(total)
+    return BlockTable(total, SHAPE, index, LruPolicy(total, NativeQueues))
 
 
 RESET, FILLING, READY = BlockState.RESET, BlockState.FILLING, BlockState.READY
 
 
 def adopted(states: list[BlockState]) -> tuple[BlockTable, list[int]]:
-    """A table that took such blocks over, and those that it holds."""
-    columns, index = left(states)
-    total = len(states)
-    table = BlockTable(total, SHAPE, index, LruPolicy(total))
-    return table, table.adopt(columns)
+    """A table that took such blocks over, and those that were being filled."""
+    table = empty(len(states))
+    held, twice = table.adopt(left(states), LAST_LIFE)
+    assert twice == []
+    return table, held
 
 
 def test_ready_blocks_are_found_loaded_and_evicted_in_order() -> None:
@@ -69,31 +77,33 @@ def test_commit_of_an_adopted_key_is_a_duplicate_and_of_its_block_is_answered_as
     assert table.commit("p", block, key(0), 4).name == "DUPLICATE"
 
 
-def test_filling_blocks_are_held_until_they_are_released() -> None:
+def test_filling_blocks_are_kept_until_their_owner_abandons_them() -> None:
     table, held = adopted([FILLING, READY, FILLING])
     assert held == [0, 2]
     assert table.counts == [0, 2, 1, 0]
     with pytest.raises(LocalError) as caught:
         table.reserve(OWNER, 2)
     assert caught.value.code == "pool_full"
-    for block in held:
-        with pytest.raises(LocalError) as caught:
-            table.check_save("p", block, 0, 0, 4)
-        assert caught.value.code == "block_not_reserved"
-        assert not table.holds_rows(block, table.lives[block], 0, 0, 1)
-    table.release_held(2)
+    with pytest.raises(LocalError) as caught:
+        table.check_save("p", 0, 0, 0, 4)
+    assert caught.value.code == "block_not_reserved"
+    assert not table.holds_rows(0, table.lives[0], 0, 0, 1)
+    table.abandon(2, LAST_LIFE, 0, 0)
     assert table.take_changes().freed == [2]
     assert table.reserve(OWNER, 1) == [2]
+    assert table.pins[0] == {LAST_LIFE}
 
 
-@pytest.mark.parametrize("block", [0, 1, 2])
-def test_release_of_what_is_not_held_changes_nothing(block: int) -> None:
-    table, _ = adopted([READY, RESET, RESET])
-    [mine] = table.reserve(OWNER, 1)
-    counts = list(table.counts)
-    table.release_held(block)
-    assert table.counts == counts
-    assert mine in table.fills
+def test_second_block_of_a_key_is_free_and_told() -> None:
+    columns = left([READY, READY, FILLING, READY])
+    columns.set_key(3, key(0), 2)
+    table = empty(4)
+    assert table.adopt(columns, LAST_LIFE) == ([2], [3])
+    assert list(table.free) == [3]
+    assert list(table.policy) == [0, 1]
+    assert table.index.get(*key(0)) == 0
+    assert len(table.index) == 2
+    assert columns.tokens[3] == 0
 
 
 def test_poisoned_adopted_block_is_freed_and_no_longer_found() -> None:
@@ -108,19 +118,17 @@ def test_poisoned_adopted_block_is_freed_and_no_longer_found() -> None:
     ("harm", "what"),
     [
         (lambda table, columns: table.reserve(OWNER, 1), "only an empty pool"),
-        (lambda table, columns: table.index.clear(), "ready blocks and keys differ"),
         (lambda table, columns: columns.tokens.__setitem__(0, 5), "another block shape"),
         (lambda table, columns: columns.states.__setitem__(1, 3), "poison is never written"),
         (lambda table, columns: columns.states.extend(b"\0"), "only an empty pool"),
     ],
 )
 def test_columns_that_do_not_fit_are_a_bug_of_the_caller(harm: object, what: str) -> None:
-    columns, index = left([READY, RESET])
-    table = BlockTable(2, SHAPE, index, LruPolicy(2))
+    columns, table = left([READY, RESET]), empty(2)
     assert callable(harm)
     harm(table, columns)
     with pytest.raises(AssertionError, match=what):
-        table.adopt(columns)
+        table.adopt(columns, LAST_LIFE)
 
 
 def test_a_large_table_is_no_work_for_the_collector() -> None:
@@ -129,9 +137,8 @@ def test_a_large_table_is_no_work_for_the_collector() -> None:
     gc.collect()
     before = len(gc.get_objects())
     total = 20_000
-    columns = BlockColumns(total)
-    table = BlockTable(total, SHAPE, DictIndex(), LruPolicy(total))
-    table.adopt(columns)
+    table = empty(total)
+    table.adopt(BlockColumns(total), LAST_LIFE)
     gc.collect()
     assert len(gc.get_objects()) - before < 50
     assert len(table.free) == total

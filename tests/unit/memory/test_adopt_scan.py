@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.core import block_types
-from kvd.memory.adopt_scan import Scanned, scan_ready
+from kvd.core.adopted import AdoptedBlocks
+from kvd.memory.adopt_scan import scan_ready
 from kvd.memory.layout_v1 import (
     HEADER_BYTES,
     SUPERBLOCK_BYTES,
@@ -21,7 +22,7 @@ from kvd.memory.layout_v1 import (
     Superblock,
     meta_bytes,
 )
-from kvd_kernels.host import BlockIndex, Mapping
+from kvd_kernels.host import Mapping
 
 BLOCKS = 12
 SHAPE = Superblock(4096, BLOCKS, BLOCKS * 4096, bytes(32))
@@ -34,13 +35,18 @@ def metadata() -> Iterator[tuple[Mapping, MetaTable]]:
     os.ftruncate(fd, meta_bytes(BLOCKS))
     mapping = Mapping(fd, meta_bytes(BLOCKS), writable=True)
     os.close(fd)
-    yield mapping, MetaTable.format(mapping, SHAPE)
-    mapping.close()
+    try:
+        yield mapping, MetaTable.format(mapping, SHAPE)
+    finally:
+        mapping.close()
 
 
 def digest(number: int) -> bytes:
     """A hash or a namespace."""
     return bytes([number]) * 32
+
+
+DIGESTS = tuple(map(digest, (2, 0, 1)))
 
 
 def ready(
@@ -51,63 +57,31 @@ def ready(
     table.commit(block, digest(namespace), digest(key), tokens)
 
 
-def test_metadata_that_is_none_is_refused_and_the_index_stays() -> None:
-    index = BlockIndex(1)
-    index.put(0, digest(1), 0)
+def test_metadata_that_is_none_is_refused() -> None:
     with metadata() as (mapping, _):
         mapping.store_u64(0, 0)
         with pytest.raises(ValueError, match="not pool metadata"):
-            scan_ready(mapping, index)
-    assert len(index) == 1
+            scan_ready(mapping, DIGESTS, 8)
 
 
 def test_damaged_header_is_torn_and_its_key_is_not_found() -> None:
-    index = BlockIndex(0)
     with metadata() as (mapping, table):
         ready(table, 3)
         mapping.write_bytes(SUPERBLOCK_BYTES + 3 * HEADER_BYTES + 50, b"\7")
-        found = scan_ready(mapping, index)
-    assert (found.torn, found.duplicates, found.digests) == ((3,), (), ())
+        found = scan_ready(mapping, DIGESTS, 8)
+        assert table.read(3).state is BlockState.TORN
+    assert (found.torn, found.odd) == ([3], [])
     assert found.columns.states == bytes(BLOCKS)
-    assert len(index) == 0
 
 
-def test_second_block_of_a_key_is_told_and_the_first_is_found() -> None:
-    index = BlockIndex(0)
+def test_block_of_a_namespace_that_nobody_recorded_or_of_too_many_tokens_is_odd() -> None:
     with metadata() as (mapping, table):
-        ready(table, 5, namespace=1)
-        ready(table, 2, namespace=1)
-        ready(table, 7, namespace=2)
-        found = scan_ready(mapping, index)
-    assert found.duplicates == (5,)
-    assert found.digests == (digest(1), digest(2))
-    assert index.get(0, digest(1)) == 2
-    assert index.get(1, digest(1)) == 7
-    assert list(found.columns.states) == [0, 0, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0]
-
-
-def test_what_the_index_held_is_forgotten() -> None:
-    index = BlockIndex(1)
-    index.put(0, digest(9), 0)
-    with metadata() as (mapping, _):
-        scan_ready(mapping, index)
-    assert index.get(0, digest(9)) is None
-    assert index.capacity == BLOCKS
-
-
-@pytest.mark.parametrize("total", [6, 40])
-def test_pool_of_another_size_keeps_what_lies_in_both(total: int) -> None:
-    index = BlockIndex(0)
-    with metadata() as (mapping, table):
-        for block in (5, 6, 11):
-            ready(table, block, key=block)
-        found = scan_ready(mapping, index, total)
-    assert len(found.columns) == total
-    assert index.capacity == total
-    kept = [block for block in (5, 6, 11) if block < total]
-    assert [b for b, state in enumerate(found.columns.states) if state] == kept
-    assert len(index) == len(kept)
-    assert found.superblock == SHAPE
+        ready(table, 5, namespace=9)
+        ready(table, 6, tokens=9)
+        ready(table, 7, tokens=8)
+        found = scan_ready(mapping, DIGESTS, 8)
+    assert (found.torn, found.odd) == ([], [5, 6])
+    assert list(found.columns.states) == [0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0]
 
 
 A_STEP = st.tuples(
@@ -124,11 +98,10 @@ A_STEP = st.tuples(
 def test_any_headers_are_read_as_the_plain_scan_reads_them(
     steps: list[tuple[str, int, int, int, int]],
 ) -> None:
-    index = BlockIndex(0)
     with metadata() as (mapping, table):
         for kind, block, namespace, key, byte in steps:
             if kind == "ready":
-                ready(table, block, namespace=namespace, key=key, tokens=1 + byte)
+                ready(table, block, namespace=namespace, key=key, tokens=byte % 10)
             elif kind == "fill":
                 table.begin_fill(block)
             elif kind == "free":
@@ -136,32 +109,27 @@ def test_any_headers_are_read_as_the_plain_scan_reads_them(
             else:
                 mapping.write_bytes(SUPERBLOCK_BYTES + block * HEADER_BYTES + byte, b"\x5a")
         plain = list(table.scan())
-        found = scan_ready(mapping, index)
-    expect(found, index, plain)
+        found = scan_ready(mapping, DIGESTS, 8)
+    expect(found, plain)
 
 
-def expect(found: Scanned, index: BlockIndex, plain: list[Header]) -> None:
-    """Compare with headers as objects, of which the first of a key counts."""
+def expect(found: AdoptedBlocks, plain: list[Header]) -> None:
+    """Compare with headers as objects."""
     states = [block_types.BlockState.RESET] * BLOCKS
-    keys: dict[tuple[bytes, bytes], int] = {}
-    duplicates = []
+    odd = []
     for header in plain:
-        key = (header.namespace, header.hash)
         if header.state is BlockState.FILLING:
             states[header.block] = block_types.BlockState.FILLING
-        elif header.state is BlockState.READY and key in keys:
-            duplicates.append(header.block)
         elif header.state is BlockState.READY:
-            keys[key] = header.block
+            if header.namespace not in DIGESTS or not 0 < header.tokens <= 8:
+                odd.append(header.block)
+                continue
             states[header.block] = block_types.BlockState.READY
             number, block_hash = found.columns.key(header.block)
-            assert (found.digests[number], block_hash) == key
+            assert (DIGESTS[number], block_hash) == (header.namespace, header.hash)
             assert found.columns.tokens[header.block] == header.tokens
     torn = [header.block for header in plain if header.state is BlockState.TORN]
-    assert (list(found.torn), list(found.duplicates)) == (torn, duplicates)
+    assert (found.torn, found.odd) == (torn, odd)
     assert list(found.columns.states) == states
-    assert len(index) == len(keys)
-    for (namespace, block_hash), block in keys.items():
-        assert index.get(found.digests.index(namespace), block_hash) == block
     unused = [b for b in range(BLOCKS) if states[b] != block_types.BlockState.READY]
     assert all(found.columns.tokens[block] == 0 for block in unused)
