@@ -89,7 +89,7 @@ class ReplayPool:
         """Give a block its key; -1 if another has it, whose head was evicted before it."""
         other = self._block_of.get(key)
         if other is not None:
-            self.policy.found((other,))
+            self.policy.found([other])
             self._free.append(block)
             return -1
         self._block_of[key] = block

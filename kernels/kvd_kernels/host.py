@@ -11,7 +11,7 @@ buffers in, numbers out.
 * `crc32c`: checksum of headers and spans.
 * `BlockIndex`: a hash table of block keys that costs no Python object per key.
 * `scan_headers`: the headers of a pool that an earlier life left, into columns.
-* `unlink_blocks`: many blocks out of queues that are links in arrays, at once.
+* `unlink_blocks`, `mark_blocks`: steps for many blocks at once of queues that are arrays.
 
 What each operation means is defined in `kvd_kernels.reference`.
 
@@ -38,6 +38,7 @@ from kvd_kernels._host import (
     copy_kernels,
     copy_spans,
     crc32c,
+    mark_blocks,
     scan_headers,
     unlink_blocks,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "copy_spans",
     "crc32c",
     "gate_word",
+    "mark_blocks",
     "scan_headers",
     "split_word",
     "unlink_blocks",

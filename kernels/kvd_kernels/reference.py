@@ -223,3 +223,15 @@ def unlink_blocks(
             left[home[block] - 1] += 1
             home[block] = 0
     return left
+
+
+def mark_blocks(marks: bytearray, home: bytes, blocks: list[int]) -> bool:
+    """Set marks[block] to 1 for each block; return whether home[block] is not 0 for any of them.
+
+    marks, home: [N]. Raises IndexError for a block that is none; those before it are marked.
+    """
+    for block in blocks:
+        if not 0 <= block < len(home):
+            raise IndexError(f"block {block} is outside the {len(home)} blocks of the pool")
+        marks[block] = 1
+    return any(home[block] for block in blocks)

@@ -97,6 +97,12 @@ Raises:
     ValueError: a buffer has the wrong length or is read-only, or links lead outside.
     TypeError: blocks is not a list of int.)";
 
+constexpr const char* kMarkDoc =
+    R"(Set marks[block] to 1 for each block; return whether home[block] is not 0 for any of them.
+
+N blocks. marks: [N] u8, changed in place. home: [N] u8; both C-contiguous. Defined by
+reference.py::mark_blocks. IndexError, ValueError and TypeError as for unlink_blocks.)";
+
 Index& idle(Index& self) {
   if (self.filling) throw std::runtime_error("the index is being filled by another thread");
   return self;
@@ -305,6 +311,14 @@ nb::object unlink(nb::handle after, nb::handle before, nb::handle home, nb::hand
   return std::move(left);
 }
 
+bool mark(nb::handle marks, nb::handle home, nb::handle blocks) {
+  const Bytes of_marks(marks, "marks");
+  const Bytes of_home(home, "home");
+  const uint64_t total = of_home.size();
+  const std::span<uint8_t> to{column_out<uint8_t>(of_marks, "marks", total), total};
+  return mark_blocks(to, {of_home.data(), total}, numbers_of(blocks));
+}
+
 }  // namespace
 
 void bind_index(nb::module_& module) {
@@ -346,6 +360,9 @@ void bind_index(nb::module_& module) {
              nb::sig("def unlink_blocks(after: Buffer, before: Buffer, home: Buffer, "
                      "blocks: list[int]) -> list[int]"),
              kUnlinkDoc);
+  module.def("mark_blocks", mark, nb::arg("marks"), nb::arg("home"), nb::arg("blocks"),
+             nb::sig("def mark_blocks(marks: Buffer, home: Buffer, blocks: list[int]) -> bool"),
+             kMarkDoc);
 }
 
 }  // namespace kvd

@@ -8,6 +8,12 @@ namespace {
 
 constexpr size_t kAhead = 8;  // blocks whose links are on their way at once
 
+size_t checked(int64_t block, size_t total) {
+  if (static_cast<size_t>(block) < total) return static_cast<size_t>(block);
+  throw std::out_of_range("block " + std::to_string(block) + " is outside the " +
+                          std::to_string(total) + " blocks of the pool");
+}
+
 }  // namespace
 
 std::vector<uint64_t> unlink_blocks(const BlockLinks& links, std::span<const int64_t> blocks) {
@@ -23,11 +29,7 @@ std::vector<uint64_t> unlink_blocks(const BlockLinks& links, std::span<const int
         __builtin_prefetch(&links.home[soon], 1);
       }
     }
-    const auto block = static_cast<size_t>(blocks[n]);
-    if (block >= total) {
-      throw std::out_of_range("block " + std::to_string(blocks[n]) + " is outside the " +
-                              std::to_string(total) + " blocks of the pool");
-    }
+    const size_t block = checked(blocks[n], total);
     const size_t home = links.home[block];
     if (home == 0) continue;
     const auto next = static_cast<size_t>(links.after[block]);
@@ -42,6 +44,17 @@ std::vector<uint64_t> unlink_blocks(const BlockLinks& links, std::span<const int
     ++left_queue[home - 1];
   }
   return left_queue;
+}
+
+bool mark_blocks(std::span<uint8_t> marks, std::span<const uint8_t> home,
+                 std::span<const int64_t> blocks) {
+  bool has_home = false;
+  for (const int64_t number : blocks) {
+    const size_t block = checked(number, marks.size());
+    marks[block] = 1;
+    has_home |= home[block] != 0;
+  }
+  return has_home;
 }
 
 }  // namespace kvd

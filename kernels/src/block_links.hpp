@@ -20,4 +20,9 @@ struct BlockLinks {
 // the blocks before it have been taken out then.
 std::vector<uint64_t> unlink_blocks(const BlockLinks& links, std::span<const int64_t> blocks);
 
+// Sets marks[block] to 1 for each block; returns whether any of them has a home. Of equal length.
+// std::out_of_range for a block that is none; those before it have been marked then.
+bool mark_blocks(std::span<uint8_t> marks, std::span<const uint8_t> home,
+                 std::span<const int64_t> blocks);
+
 }  // namespace kvd

@@ -68,6 +68,12 @@ class BlockQueues:
         for block in blocks:
             self.drop(block)
 
+    def mark_all(self, marks: bytearray, blocks: list[int]) -> bool:
+        """Set marks[block] to 1 for several blocks; whether any of them is in a queue."""
+        for block in blocks:
+            marks[block] = 1
+        return any(self.home[block] for block in blocks)
+
     def first(self, queue: int) -> int | None:
         """The block that has been in the queue longest."""
         block = self._after[self.total + queue]

@@ -155,7 +155,7 @@ class BlockTable(BlockBooks):
         fill = self.own_fill(engine, block, request)
         other = self.index.get(*key)
         if other is not None:
-            self.policy.found((other,))
+            self.policy.found([other])
             fill.lose_key()
             return CommitStatus.DUPLICATE
         fill.key = key
@@ -288,7 +288,7 @@ class BlockTable(BlockBooks):
         assert fill.key is not None
         other = self.index.get(*fill.key)
         if other is not None:
-            self.policy.found((other,))
+            self.policy.found([other])
             fill.lose_key()
             if not self.pins.get(block):
                 self.poison(block)

@@ -7,7 +7,7 @@ its tail, so the tail must be the older one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 from kvd.core.block_queues import BlockQueues
@@ -47,7 +47,7 @@ class EvictionPolicy(Protocol):
     def born(self, block: int, namespace: int, block_hash: bytes) -> None:
         """The block is ready with this key. It is not evictable before `admit`."""
 
-    def found(self, blocks: Iterable[int]) -> None:
+    def found(self, blocks: list[int]) -> None:
         """Ready blocks were asked for again; those that are evictable become the youngest."""
 
     def admit(self, block: int) -> None:
@@ -94,11 +94,11 @@ class LruPolicy:
         """See `EvictionPolicy`."""
         self._admitted += 1
 
-    def found(self, blocks: Iterable[int]) -> None:
+    def found(self, blocks: list[int]) -> None:
         """See `EvictionPolicy`."""
+        self._found += len(blocks)
         home = self._queue.home
         for block in blocks:
-            self._found += 1
             if home[block]:
                 self.admit(block)
 

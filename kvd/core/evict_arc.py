@@ -14,7 +14,7 @@ point.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from kvd.core.block_queues import BlockQueues
@@ -67,14 +67,13 @@ class ArcPolicy:
         self._is_used[block] = 1
         self._ghost_hits += 1
 
-    def found(self, blocks: Iterable[int]) -> None:
+    def found(self, blocks: list[int]) -> None:
         """See `EvictionPolicy`."""
-        is_used, home = self._is_used, self._queues.home
-        for block in blocks:
-            is_used[block] = 1
-            self._found += 1
-            if home[block]:
-                self.admit(block)
+        self._found += len(blocks)
+        if self._queues.mark_all(self._is_used, blocks):
+            for block in blocks:
+                if self._queues.home[block]:
+                    self.admit(block)
 
     def admit(self, block: int) -> None:
         """See `EvictionPolicy`."""

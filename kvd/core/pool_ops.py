@@ -43,8 +43,10 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
             _forget_if_empty(engine, request)
             raise
         table.pin_all(found, request.key)
-        # Asking twice is no second use.
-        table.policy.found([block for block in found if block not in request.blocks])
+        if request.blocks.keys().isdisjoint(found):
+            table.policy.found(found)
+        else:  # asking twice is no second use
+            table.policy.found([block for block in found if block not in request.blocks])
         if not request.blocks:
             request.lease = now + m.settings.lookup_lease
         request.blocks.update(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""unlink_blocks: refusals, and any queues against the reference."""
+"""unlink_blocks and mark_blocks: refusals, and any queues against the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd_kernels import reference
-from kvd_kernels.host import unlink_blocks
+from kvd_kernels.host import mark_blocks, unlink_blocks
 
 TOTAL, QUEUES = 6, 2
 Links = tuple["array[int]", "array[int]", bytearray]
@@ -90,3 +90,24 @@ def test_any_queues_end_as_those_of_the_reference(
         ring = [TOTAL + queue, *(block for block in blocks if block not in leaving)]
         for at, node in enumerate(ring):
             assert (ours[0][ring[at - 1]], ours[1][node]) == (node, ring[at - 1])
+
+
+def test_marks_refuse_what_does_not_fit() -> None:
+    marks = bytearray(3)
+    with pytest.raises(IndexError, match="block 3 is outside the 3 blocks of the pool"):
+        mark_blocks(marks, bytes(3), [1, 3])
+    assert marks == b"\0\1\0"
+    with pytest.raises(ValueError, match="marks has 3 bytes, not 4"):
+        mark_blocks(marks, bytes(4), [])
+    with pytest.raises(ValueError, match="marks is read-only"):
+        mark_blocks(bytes(3), bytes(3), [])
+    with pytest.raises(TypeError, match="blocks must be a list of int"):
+        mark_blocks(marks, bytes(3), (1,))  # type: ignore[arg-type]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=6, max_size=6), st.lists(st.integers(0, 5), max_size=8))
+def test_any_marks_are_those_of_the_reference(home: bytes, blocks: list[int]) -> None:
+    ours, theirs = bytearray(6), bytearray(6)
+    assert mark_blocks(ours, home, blocks) == reference.mark_blocks(theirs, home, blocks)
+    assert ours == theirs

@@ -147,13 +147,13 @@ def test_adaptive_replacement_is_two_lists_and_two_memories(orders: list[tuple[s
         elif order in ("use", "pin") and some is not None:
             policy.withdraw(some)
             model.withdraw(some)
-            policy.found((some,))
+            policy.found([some])
             model.found(some)
             if order == "use":
                 policy.admit(some)
                 model.admit(some)
         elif order == "find" and some is not None:
-            policy.found((some,))
+            policy.found([some])
             model.found(some)
         assert list(policy) == model.expected()
         seen = policy.figures()

@@ -117,7 +117,7 @@ def test_what_is_found_while_it_waits_becomes_the_youngest() -> None:
     policy = ArcPolicy(TOTAL)
     store(policy, range(6))
     use(policy, 4, 5)
-    policy.found((4,))
+    policy.found([4])
     assert policy.figures().used == 2
     evict(policy, 4 - TOTAL // FLOOR)
     assert evict(policy, 2) == [5, 4]
@@ -136,7 +136,7 @@ def test_blocks_of_an_earlier_life_are_new_until_they_are_found() -> None:
     policy.admit_range(4, 20)
     assert list(policy) == list(range(4, 20))
     policy.withdraw_all([5, 6])
-    policy.found((5, 6))
+    policy.found([5, 6])
     for block in (5, 6):
         policy.admit(block)
     assert (policy.figures().new, policy.figures().used) == (14, 2)
