@@ -4,6 +4,7 @@
 * the native index against a dict, in one process: look-ups and puts
 * headers of an earlier life -> columns -> index and block table, as at a restart
 * the longest pause of the collector meanwhile, and of a full pass with all of it alive
+* a kvd with so many keys after kill -9: start to ready, every key a hit again
 
     python -m bench.index [--json FILE] [--gate] [--keys N] [--rounds N]
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import struct
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from typing import Final, Literal
 from bench.control import Echo, round_trip
 from bench.daemon import OwnDaemon
 from bench.report import Better, Row, argument_parser, compare, finish, measure
+from bench.startup import processor_seconds
 from bench.wire_client import WireClient, simple_layout
 from kvd.core.block_columns import BlockColumns
 from kvd.core.blocks import BlockShape, BlockTable
@@ -61,6 +64,7 @@ DICT_RATIO_MAX: Final = 0.5
 SCAN_MS_MAX: Final = 1000.0
 TABLE_MS_MAX: Final = 500.0
 PAUSE_MS_MAX: Final = 10.0
+READY_SECONDS_MAX: Final = 1.0
 _BODY: Final = struct.Struct("<I32s32sII44x")
 
 
@@ -70,18 +74,18 @@ class Asked:
     def __init__(self, keys: bytes) -> None:
         """keys: [n, 32], in the order in which they were stored."""
         self._keys = keys
-        self._count = len(keys) // HASH_BYTES
+        self.count = len(keys) // HASH_BYTES
         self._random = random.Random(1)
-        self.size = min(ASKED, self._count)
+        self.size = min(ASKED, self.count)
 
     def chain(self) -> bytes:
         """Keys that were stored one after the other, as those of a prompt are."""
-        start = self._random.randrange(self._count - self.size + 1) * HASH_BYTES
+        start = self._random.randrange(self.count - self.size + 1) * HASH_BYTES
         return self._keys[start : start + self.size * HASH_BYTES]
 
     def scattered(self) -> bytes:
         """Keys from anywhere."""
-        picked = self._random.sample(range(self._count), self.size)
+        picked = self._random.sample(range(self.count), self.size)
         return b"".join(self._keys[at * 32 : at * 32 + 32] for at in picked)
 
 
@@ -111,10 +115,15 @@ def store(client: WireClient, count: int) -> bytes:
 
 
 def served(count: int, rounds: int) -> list[Row]:
-    """Look-ups in a running kvd against the echo, interleaved."""
+    """Look-ups in a running kvd against the echo, interleaved; then kvd is killed and restarted."""
     blocks = count + count // 4  # so that nothing is evicted at high water
-    pool = f"pool.size={blocks * ROW_BYTES}B"
-    settings = (pool, f"pool.block_count_max={blocks}", "pool.headroom=0B")
+    settings = (
+        f"pool.size={blocks * ROW_BYTES}B",
+        f"pool.block_count_max={blocks}",
+        "pool.headroom=0B",
+        "pool.owner=holder",
+        "pool.hold_ttl=2s",
+    )
     with tempfile.TemporaryDirectory() as scratch, OwnDaemon(*settings) as daemon:
         echo = Echo(Path(scratch))
         client = WireClient(daemon.runtime_dir, num_slots=1)
@@ -128,7 +137,34 @@ def served(count: int, rounds: int) -> list[Row]:
         finally:
             client.close()
             echo.close()
-    return rows
+        return rows + _restart(daemon, asked)
+
+
+def _restart(daemon: OwnDaemon, asked: Asked) -> list[Row]:
+    """kill -9 of kvd, and how soon the next life is ready with every key."""
+    ready, spent = [], []
+    for _ in range(RESTARTS):
+        daemon.stop(signal.SIGKILL)
+        started = time.perf_counter()
+        daemon.start()
+        ready.append(time.perf_counter() - started)
+        assert daemon.process is not None
+        spent.append(processor_seconds(daemon.process.pid))
+    client = WireClient(daemon.runtime_dir, num_slots=1)
+    try:
+        client.hello(simple_layout(row_bytes=ROW_BYTES, block_tokens=1))
+        for at in range(RESTARTS):
+            found = client.lookup(f"again-{at}", asked.scattered(), pin=False)
+            if len(found) != asked.size:
+                raise RuntimeError(f"only {len(found)} keys are hits after a restart")
+    finally:
+        client.close()
+    case = f"kvd with {asked.count:,} keys, after kill -9"
+    limit, lower = READY_SECONDS_MAX, Better.LOWER
+    return [
+        measure(case, "start to ready", ready, unit="s", target=limit, better=lower),
+        measure(case, "processor, to ready", spent, unit="s"),
+    ]
 
 
 def _lookups(
@@ -278,8 +314,8 @@ def rebuilt(columns: BlockColumns) -> BlockTable:
     index = NativeIndex()
     index.clear(total)
     policy = make_policy(Settings().eviction, total, NativeQueues)
-    table = BlockTable(total, BlockShape(1, 1), index, policy)
-    table.adopt(columns, RequestKey("", "last life"))
+    table = BlockTable(total, BlockShape(1, 1), index, policy, columns)
+    table.adopt(RequestKey("", "last life"))
     return table
 
 

@@ -99,7 +99,7 @@ def _watch(process: subprocess.Popen[bytes], path: Path, began: float) -> Start:
         answer = get(path, "/livez")
         if answer is not None and answer[0] == 200:
             break
-    livez, processor = time.monotonic() - began, _processor_seconds(process.pid)
+    livez, processor = time.monotonic() - began, processor_seconds(process.pid)
     first: tuple[dict[str, Any], float] | None = None
     for _ in _polls(process, began):
         answer = get(path, "/readyz")
@@ -127,7 +127,8 @@ def _polls(process: subprocess.Popen[bytes], began: float) -> Iterator[None]:
     raise TimeoutError(f"kvd ended ({process.poll()}) or did not answer")
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has spent so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

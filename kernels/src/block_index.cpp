@@ -108,6 +108,10 @@ bool BlockIndex::remove(uint32_t space, const uint8_t* hash) noexcept {
 std::vector<uint32_t> BlockIndex::load(std::span<const uint8_t> states, const uint32_t* spaces,
                                        const uint8_t* hashes) {
   std::vector<uint32_t> known;
+  // Keys of a large part of the room end up in every page: have large pages at once.
+  if (size_ == 0 && states.size() >= capacity_ / 4) {
+    madvise(slots_, slot_bytes(), MADV_HUGEPAGE);
+  }
   for (size_t block = 0; block < states.size(); ++block) {
     const size_t soon = block + kAhead;
     if (soon < states.size() && states[soon] == kReadyState) {

@@ -33,7 +33,6 @@ class AdoptedPool:
 
     digest: bytes
     stride: int
-    total: int
     shape: BlockShape
     namespaces: tuple[tuple[bytes, bytes], ...]
     blocks: AdoptedBlocks

@@ -50,13 +50,13 @@ def summary(m: State, e: NodeAdopted) -> str:
 
 
 def _adopt_pool(m: State, pool: AdoptedPool, out: list[Effect]) -> None:
-    made = m.make_pool(pool.shape, pool.stride, pool.digest, pool.total)
+    made = m.make_pool(pool.shape, pool.stride, pool.digest, pool.blocks.columns)
     table = made.blocks
     for number, (digest, probe) in enumerate(pool.namespaces):
         m.namespaces[digest] = number
         if probe:
             m.probes[number] = probe
-    held, twice = table.adopt(pool.blocks.columns, LAST_LIFE)
+    held, twice = table.adopt(LAST_LIFE)
     m.inherited_blocks.extend(held)
     odd = sorted((*pool.blocks.odd, *twice))
     m.counters["blocks_adopted"] += len(table.index)

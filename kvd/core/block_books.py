@@ -20,16 +20,21 @@ class BlockBooks:
     """
 
     def __init__(
-        self, total: int, shape: BlockShape, index: BlockIndex, policy: EvictionPolicy
+        self,
+        total: int,
+        shape: BlockShape,
+        index: BlockIndex,
+        policy: EvictionPolicy,
+        columns: BlockColumns | None = None,
     ) -> None:
-        """An empty pool of `total` blocks."""
+        """An empty pool of `total` blocks; with columns of an earlier life, `adopt` comes first."""
         self.total = total
         self.shape = shape
         self.index = index
         self.policy = policy
-        self.columns = BlockColumns(total)
+        self.columns = BlockColumns(total) if columns is None else columns
         self.state = self.columns.states
-        self.free = array(U32, range(total - 1, -1, -1))
+        self.free = array(U32, range(total - 1, -1, -1) if columns is None else ())
         self.counts = [total, 0, 0, 0]
         self.fills: dict[int, Fill] = {}
         self.pins: dict[int, frozenset[Pin]] = {}

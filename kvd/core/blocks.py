@@ -21,10 +21,7 @@
 
 from __future__ import annotations
 
-from array import array
-
 from kvd.core.block_books import BlockBooks
-from kvd.core.block_columns import U32, BlockColumns
 from kvd.core.block_types import (
     FILLING,
     POISONED,
@@ -250,27 +247,25 @@ class BlockTable(BlockBooks):
 
     # What an earlier life left ----------------------------------------------------------------
 
-    def adopt(self, columns: BlockColumns, owner: RequestKey) -> tuple[list[int], list[int]]:
-        """Take over what the headers of an earlier life say, in place of an empty pool.
+    def adopt(self, owner: RequestKey) -> tuple[list[int], list[int]]:
+        """Take over the columns that the table was made with.
 
         Ready blocks are evictable, the lowest number first. Filling blocks may still be written by
         a process that does not know of this life: `owner` keeps them until it abandons them.
 
-        Args: columns: one entry for each block of this pool; they are the table's from now on.
         Returns: the filling blocks; and those that are free since another block has their key.
         """
-        assert len(columns) == self.total == len(self.free), "only an empty pool can adopt"
-        assert max(columns.tokens, default=0) <= self.shape.block_tokens, "another block shape"
+        columns = self.columns
+        assert len(columns) == self.total
+        assert len(self.free) == len(self.index) == 0, "adopted too late"
         twice = self.index.load(columns.states, columns.namespaces, columns.hashes)
         for block in twice:
             columns.drop_key(block)
             columns.states[block] = RESET
-        self.columns, self.state = columns, columns.states
-        self.counts = [self.state.count(state) for state in range(len(self.counts))]
+        self.counts = [columns.states.count(state) for state in range(len(self.counts))]
         assert self.counts[POISONED] == 0, "poison is never written into a header"
         for start, stop in columns.runs(READY):
             self.policy.admit_range(start, stop)
-        self.free = array(U32)
         for start, stop in columns.runs(RESET):
             self.free.extend(range(start, stop))
         self.free.reverse()

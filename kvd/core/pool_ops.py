@@ -43,13 +43,14 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
             _forget_if_empty(engine, request)
             raise
         table.pin_all(found, request.key)
-        if request.blocks.keys().isdisjoint(found):
-            table.policy.found(found)
-        else:  # asking twice is no second use
+        if request.blocks:
+            # Asking twice is no second use.
             table.policy.found([block for block in found if block not in request.blocks])
-        if not request.blocks:
+            request.blocks.update(dict.fromkeys(found))
+        else:
+            table.policy.found(found)
+            request.blocks = dict.fromkeys(found)
             request.lease = now + m.settings.lookup_lease
-        request.blocks.update(dict.fromkeys(found))
     out.append(Reply(e.reply, res.Found(tuple(found))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from kvd.core.block_columns import BlockColumns
 from kvd.core.block_queues import BlockQueues
 from kvd.core.blocks import BlockShape, BlockTable
 from kvd.core.errors import LocalError
@@ -314,18 +315,23 @@ class State:
         return self.engines[ref.engine]
 
     def make_pool(
-        self, shape: BlockShape, stride: int, digest: bytes, total: int | None = None
+        self, shape: BlockShape, stride: int, digest: bytes, columns: BlockColumns | None = None
     ) -> Pool:
-        """Format the pool for a layout; what was in it is forgotten. total: blocks, if known."""
-        if total is None:
+        """Format the pool for a layout; what was in it is forgotten.
+
+        columns: of an earlier life, which the table is about to adopt.
+        """
+        if columns is None:
             total = min(self.settings.pool_bytes // stride, self.settings.block_max)
+        else:
+            total = len(columns)
         self.index.clear(total)
         self.roster += 1
         policy = make_policy(self.settings.eviction, total, self.queues)
         self.pool = Pool(
             stride,
             digest,
-            BlockTable(total, shape, self.index, policy),
+            BlockTable(total, shape, self.index, policy, columns),
             _blocks_above(self.settings.high_water, total),
             _blocks_above(self.settings.low_water, total),
         )

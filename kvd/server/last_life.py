@@ -66,7 +66,6 @@ def adopted_event(found: Inheritance) -> ev.NodeAdopted:
         pool = AdoptedPool(
             was.digest,
             was.stride,
-            len(found.blocks.columns),
             BlockShape(was.block_tokens, was.num_layers, was.num_shards),
             tuple(was.namespaces),
             found.blocks,

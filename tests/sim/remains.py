@@ -74,7 +74,7 @@ class Remains:
         if was is not None and self._formatted == was[:2]:
             digest, stride, total, shape, spaces = was
             blocks = AdoptedBlocks(self._columns(total, [space for space, _ in spaces]))
-            pool = AdoptedPool(digest, stride, total, shape, spaces, blocks)
+            pool = AdoptedPool(digest, stride, shape, spaces, blocks)
         else:
             self.headers.clear()
         return NodeAdopted(pool, absent, tuple(r for r in regions if r[0] in memory))

@@ -46,7 +46,6 @@ def last_life(
     pool = AdoptedPool(
         DIGEST,
         LAYOUT.stride,
-        4,
         LAYOUT.shape,
         ((DIGEST, b"probe"),),
         AdoptedBlocks(columns, odd=list(odd)),

@@ -37,11 +37,12 @@ def left(states: list[BlockState]) -> BlockColumns:
     return columns
 
 
-def empty(total: int) -> BlockTable:
-    """A table of reset blocks."""
+def made_of(columns: BlockColumns) -> BlockTable:
+    """A table that is about to adopt."""
+    total = len(columns)
     index = NativeIndex()
     index.clear(total)
-    return BlockTable(total, SHAPE, index, LruPolicy(total, NativeQueues))
+    return BlockTable(total, SHAPE, index, LruPolicy(total, NativeQueues), columns)
 
 
 RESET, FILLING, READY = BlockState.RESET, BlockState.FILLING, BlockState.READY
@@ -49,8 +50,8 @@ RESET, FILLING, READY = BlockState.RESET, BlockState.FILLING, BlockState.READY
 
 def adopted(states: list[BlockState]) -> tuple[BlockTable, list[int]]:
     """A table that took such blocks over, and those that were being filled."""
-    table = empty(len(states))
-    held, twice = table.adopt(left(states), LAST_LIFE)
+    table = made_of(left(states))
+    held, twice = table.adopt(LAST_LIFE)
     assert twice == []
     return table, held
 
@@ -97,8 +98,8 @@ def test_filling_blocks_are_kept_until_their_owner_abandons_them() -> None:
 def test_second_block_of_a_key_is_free_and_told() -> None:
     columns = left([READY, READY, FILLING, READY])
     columns.set_key(3, key(0), 2)
-    table = empty(4)
-    assert table.adopt(columns, LAST_LIFE) == ([2], [3])
+    table = made_of(columns)
+    assert table.adopt(LAST_LIFE) == ([2], [3])
     assert list(table.free) == [3]
     assert list(table.policy) == [0, 1]
     assert table.index.get(*key(0)) == 0
@@ -114,21 +115,12 @@ def test_poisoned_adopted_block_is_freed_and_no_longer_found() -> None:
     assert list(table.policy) == [1]
 
 
-@pytest.mark.parametrize(
-    ("harm", "what"),
-    [
-        (lambda table, columns: table.reserve(OWNER, 1), "only an empty pool"),
-        (lambda table, columns: columns.tokens.__setitem__(0, 5), "another block shape"),
-        (lambda table, columns: columns.states.__setitem__(1, 3), "poison is never written"),
-        (lambda table, columns: columns.states.extend(b"\0"), "only an empty pool"),
-    ],
-)
-def test_columns_that_do_not_fit_are_a_bug_of_the_caller(harm: object, what: str) -> None:
-    columns, table = left([READY, RESET]), empty(2)
-    assert callable(harm)
-    harm(table, columns)
-    with pytest.raises(AssertionError, match=what):
-        table.adopt(columns, LAST_LIFE)
+def test_adopting_twice_or_poison_is_a_bug_of_the_caller() -> None:
+    table, _ = adopted([READY, RESET])
+    with pytest.raises(AssertionError, match="adopted too late"):
+        table.adopt(LAST_LIFE)
+    with pytest.raises(AssertionError, match="poison is never written"):
+        made_of(left([BlockState.POISONED])).adopt(LAST_LIFE)
 
 
 def test_a_large_table_is_no_work_for_the_collector() -> None:
@@ -137,8 +129,8 @@ def test_a_large_table_is_no_work_for_the_collector() -> None:
     gc.collect()
     before = len(gc.get_objects())
     total = 20_000
-    table = empty(total)
-    table.adopt(BlockColumns(total), LAST_LIFE)
+    table = made_of(BlockColumns(total))
+    table.adopt(LAST_LIFE)
     gc.collect()
     assert len(gc.get_objects()) - before < 50
     assert len(table.free) == total
