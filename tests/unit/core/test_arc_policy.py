@@ -24,7 +24,7 @@ def use(policy: ArcPolicy, *blocks: int) -> None:
     """A request finds blocks, keeps them and lets go."""
     for block in blocks:
         policy.withdraw(block)
-    policy.found(blocks)
+    policy.found(list(blocks))
     for block in blocks:
         policy.admit(block)
 
