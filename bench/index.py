@@ -6,7 +6,7 @@
 * the longest pause of the collector meanwhile, and of a full pass with all of it alive
 * a kvd with so many keys after kill -9: start to ready, every key a hit again
 
-    python -m bench.index [--json FILE] [--gate] [--keys N] [--rounds N]
+    python -m bench.index [--json FILE] [--gate] [--keys N] [--rounds N] [--restarts N]
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ from kvd_kernels.host import Mapping, crc32c
 
 KEYS: Final = 1_000_000
 ROUNDS: Final = 200
-RESTARTS: Final = 5
 ASKED: Final = 1024
 ROW_BYTES: Final = 64  # the smallest block there is: a row of one token
 RESERVE: Final = 32_768
@@ -114,7 +113,7 @@ def store(client: WireClient, count: int) -> bytes:
     return keys
 
 
-def served(count: int, rounds: int) -> list[Row]:
+def served(count: int, rounds: int, times: int) -> list[Row]:
     """Look-ups in a running kvd against the echo, interleaved; then kvd is killed and restarted."""
     blocks = count + count // 4  # so that nothing is evicted at high water
     settings = (
@@ -137,13 +136,13 @@ def served(count: int, rounds: int) -> list[Row]:
         finally:
             client.close()
             echo.close()
-        return rows + _restart(daemon, asked)
+        return rows + _restart(daemon, asked, times)
 
 
-def _restart(daemon: OwnDaemon, asked: Asked) -> list[Row]:
+def _restart(daemon: OwnDaemon, asked: Asked, times: int) -> list[Row]:
     """kill -9 of kvd, and how soon the next life is ready with every key."""
     ready, spent = [], []
-    for _ in range(RESTARTS):
+    for _ in range(times):
         daemon.stop(signal.SIGKILL)
         started = time.perf_counter()
         daemon.start()
@@ -153,10 +152,9 @@ def _restart(daemon: OwnDaemon, asked: Asked) -> list[Row]:
     client = WireClient(daemon.runtime_dir, num_slots=1)
     try:
         client.hello(simple_layout(row_bytes=ROW_BYTES, block_tokens=1))
-        for at in range(RESTARTS):
-            found = client.lookup(f"again-{at}", asked.scattered(), pin=False)
-            if len(found) != asked.size:
-                raise RuntimeError(f"only {len(found)} keys are hits after a restart")
+        found = client.lookup("again", asked.scattered(), pin=False)
+        if len(found) != asked.size:
+            raise RuntimeError(f"only {len(found)} keys are hits after a restart")
     finally:
         client.close()
     case = f"kvd with {asked.count:,} keys, after kill -9"
@@ -280,7 +278,7 @@ class Pauses:
         gc.callbacks.remove(self._on)
 
 
-def restarts(keys: bytes) -> list[Row]:
+def restarts(keys: bytes, times: int) -> list[Row]:
     """Headers into columns, these into index and table, as often as makes a median."""
     scans: list[float] = []
     tables: list[float] = []
@@ -288,7 +286,7 @@ def restarts(keys: bytes) -> list[Row]:
     gc.collect()
     gc.freeze()
     with headers(keys) as mapping, Pauses() as pauses:
-        for _ in range(RESTARTS):
+        for _ in range(times):
             started = time.perf_counter_ns()
             found = scan_ready(mapping, (b"n" * HASH_BYTES,), 1)
             scans.append((time.perf_counter_ns() - started) / 1e6)
@@ -324,11 +322,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--keys", type=int, default=KEYS, metavar="N", help=f"default {KEYS}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each look-up")
+    parser.add_argument("--restarts", type=int, default=5, help="samples of each restart")
     arguments = parser.parse_args(argv)
     keys = os.urandom(HASH_BYTES * arguments.keys)
-    rows = restarts(keys)
+    rows = restarts(keys, arguments.restarts)
     rows += indexes(keys, arguments.rounds)
-    rows += served(arguments.keys, arguments.rounds)
+    rows += served(arguments.keys, arguments.rounds, arguments.restarts)
     return finish("block index", rows, arguments)
 
 
