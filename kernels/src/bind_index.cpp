@@ -55,7 +55,8 @@ constexpr const char* kLoadDoc =
 N blocks. states: [N] u8, of which 2 (ready) counts. namespaces: [N] u32. hashes: [N, 32] u8; all
 C-contiguous. Of two blocks with one key the first has it. The interpreter lock is released.
 
-Raises: ValueError: a column has another length, or the index has no room for all; nothing was put.)";
+Raises ValueError when a column has another length or is misaligned, or the index has no room for
+all; nothing was put then.)";
 
 constexpr const char* kScanDoc =
     R"(Read the block headers of pool metadata (layout v1) into columns.
@@ -186,13 +187,16 @@ void remove(Index& self, nb::handle space, nb::handle hash) {
   }
 }
 
-// A column, checked for its length.
+// A column, checked for its length and alignment.
 template <typename Word>
 Word* column(const Bytes& bytes, const char* name, uint64_t count, uint64_t width = 1) {
   const uint64_t wanted = count * width * sizeof(Word);
   if (bytes.size() != wanted) {
     throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes.size()) +
                                 " bytes, not " + std::to_string(wanted));
+  }
+  if (wanted > 0 && reinterpret_cast<uintptr_t>(bytes.view().buf) % alignof(Word) != 0) {
+    throw std::invalid_argument(std::string(name) + " is misaligned");
   }
   return static_cast<Word*>(bytes.view().buf);
 }
@@ -350,10 +354,11 @@ void bind_index(nb::module_& module) {
           "slot_bytes", [](Index& self) { return idle(self).keys.slot_bytes(); },
           "Address space of all slots, of which only pages with a key are resident.");
   module.def("scan_headers", scan, nb::arg("meta"), nb::arg("offset"), nb::arg("digests"),
-             nb::arg("tokens_max"), nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"), nb::arg("tokens"),
+             nb::arg("tokens_max"), nb::arg("states"), nb::arg("namespaces"), nb::arg("hashes"),
+             nb::arg("tokens"),
              nb::sig("def scan_headers(meta: Mapping, offset: int, digests: Buffer, "
-                     "tokens_max: int, states: Buffer, namespaces: Buffer, hashes: Buffer, tokens: Buffer) "
-                     "-> tuple[list[int], list[int]]"),
+                     "tokens_max: int, states: Buffer, namespaces: Buffer, hashes: Buffer, "
+                     "tokens: Buffer) -> tuple[list[int], list[int]]"),
              kScanDoc);
   module.def("unlink_blocks", unlink, nb::arg("after"), nb::arg("before"), nb::arg("home"),
              nb::arg("blocks"),

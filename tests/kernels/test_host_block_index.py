@@ -210,6 +210,8 @@ def test_load_refuses_columns_of_other_lengths() -> None:
         index.load(b"\2\2", array("I", [0]), bytes(64))
     with pytest.raises(ValueError, match="hashes has 63 bytes, not 64"):
         index.load(b"\2\2", array("I", [0, 0]), bytes(63))
+    with pytest.raises(ValueError, match="namespaces is misaligned"):
+        index.load(b"\2\2", memoryview(bytes(9))[1:], bytes(64))
     assert len(index) == 0
 
 
