@@ -67,8 +67,9 @@ class BlockTable(BlockBooks):
         Sets of pins are never changed, so that all blocks that a request alone has share one.
         """
         pins = self.pins
-        if pins.keys().isdisjoint(blocks):
-            pins.update(dict.fromkeys(blocks, frozenset((pin,))))
+        alone = dict.fromkeys(blocks, frozenset((pin,)))
+        if pins.keys().isdisjoint(alone.keys()):
+            pins.update(alone)
             self.policy.withdraw_all(blocks)
         else:
             for block in blocks:
