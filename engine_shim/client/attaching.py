@@ -48,6 +48,10 @@ class Attachment:
     pool: Mapping | None
     pool_file: FileId
 
+    def has_pool(self, mapping: Mapping, file: FileId) -> bool:
+        """Whether a mapping of an earlier session shows this pool, all of it."""
+        return self.pool is not None and (self.pool_file, self.pool.size) == (file, mapping.size)
+
     def close(self) -> None:
         """End the connection and unmap gate page and pool (which no view may use)."""
         if self.gate is not None:

@@ -215,7 +215,7 @@ def install(core: Core, greeted: Greeted) -> None:
         else:
             core.stream.replace(reply.next_no, greeted.mark, reply.batch_items_max)
             core.generation += 1
-        if core.pool is not None and attachment.pool_file == core.pool_file:
+        if core.pool is not None and attachment.has_pool(core.pool, core.pool_file):
             spare = attachment.pool  # the same memory is mapped already, whichever kvd has it
         else:
             spare, core.pool = core.pool, attachment.pool

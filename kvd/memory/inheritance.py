@@ -10,14 +10,15 @@ from __future__ import annotations
 import ctypes
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvd.core.adopted import AdoptedBlocks
 from kvd.core.errors import LocalError
-from kvd.core.units import align_up, format_size
+from kvd.core.units import format_size
 from kvd.memory.adopt_scan import scan_ready
-from kvd.memory.layout_v1 import MetaTable, Superblock
+from kvd.memory.layout_v1 import MetaTable, Superblock, blocks_of
+from kvd.memory.memory_info import MemoryInfo
 from kvd.memory.node_record import NodeRecord, PoolRecord, RecordFile
 from kvd.memory.owners.base import close_all
 from kvd.memory.preflight import HugePagesMode
@@ -26,6 +27,8 @@ from kvd.memory.region import MemfdRegion
 POOL: Final = "pool"
 META: Final = "pool-meta"
 RECORD: Final = "record"
+
+TAKEN_OVER: Final = "taken over from the last life of kvd, as it was made"
 
 _PUNCH_HOLE: Final = 0x03  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -99,13 +102,16 @@ def _take(fds: dict[str, int], wanted: Wanted, survives: tuple[str, ...]) -> Inh
         def adopt(name: str, kept_as: str, asked: int) -> MemfdRegion:
             if kept_as not in fds:
                 raise ValueError(f"{kept_as} was not kept")
-            region = MemfdRegion.adopt(name, fds[kept_as], asked, survives=survives)
+            reason = TAKEN_OVER
+            if name == POOL and wanted.huge_pages == "prefer":
+                reason = f"prefer: {TAKEN_OVER}"
+            region = MemfdRegion.adopt(name, fds[kept_as], asked, survives=survives, reason=reason)
             del fds[kept_as]
             undo.callback(region.close)
             return region
 
+        _check_pool(fds[POOL], wanted)
         data = adopt(POOL, POOL, wanted.pool_bytes)
-        _check_pool(data, wanted)
         meta = adopt(META, META, 0)
         record_region = adopt(RECORD, RECORD, 0)
         record = RecordFile(record_region.mapping)
@@ -133,57 +139,71 @@ def _read_headers(meta: MemfdRegion, table: MetaTable, pool: PoolRecord) -> Adop
     return found
 
 
-def _check_pool(data: MemfdRegion, wanted: Wanted) -> None:
-    if wanted.pool_bytes > data.size:
+def _check_pool(fd: int, wanted: Wanted) -> None:
+    status = os.fstat(fd)
+    if wanted.pool_bytes > status.st_size:
         raise ValueError(
-            f"pool.size is {format_size(wanted.pool_bytes)} now, it had {format_size(data.size)}"
+            f"pool.size is {format_size(wanted.pool_bytes)} now, it had "
+            f"{format_size(status.st_size)}"
         )
-    if wanted.huge_pages == "require" and not data.uses_huge_pages:
+    if wanted.huge_pages == "require" and status.st_blksize <= os.sysconf("SC_PAGE_SIZE"):
         raise ValueError("pool.huge_pages = require, and it was made of ordinary pages")
 
 
 def _open_table(
     data: MemfdRegion, meta: MemfdRegion, record: NodeRecord, wanted: Wanted
 ) -> tuple[MetaTable | None, str]:
-    """The headers, if they and the record speak of the same pool; cut down to what is wanted."""
+    """The headers, if they and the record speak of the same pool; as many as are wanted now."""
+    taken = "the pool of the last life of kvd was taken over"
     pool = record.pool
     if pool is None:
-        return None, "the memory of the last life of kvd was taken over; it had no layout"
+        return None, f"{taken}; it had no layout{_free_tail(data)}"
     table = MetaTable(meta.mapping)
-    block = table.superblock
-    if (block.block_stride, block.layout_digest) != (pool.stride, pool.digest):
+    was = table.superblock
+    if (was.block_stride, was.layout_digest) != (pool.stride, pool.digest):
         raise ValueError("its headers and its record speak of different layouts")
-    count = min(block.block_count, wanted.pool_bytes // block.block_stride, wanted.block_max)
-    if count == block.block_count:
-        return table, f"the pool of the last life of kvd was taken over, {count} blocks"
+    count = min(wanted.pool_bytes // was.block_stride, wanted.block_max, blocks_of(meta.size))
     if count < 1:
         raise ValueError(
             f"pool.size {format_size(wanted.pool_bytes)} holds no block of "
-            f"{format_size(block.block_stride)}"
+            f"{format_size(was.block_stride)}"
         )
-    table = MetaTable.shrink(
-        meta.mapping, Superblock(block.block_stride, count, block.data_bytes, block.layout_digest)
-    )
-    freed = _free_tail(data, count * block.block_stride)
-    return table, (
-        f"the pool of the last life of kvd was taken over, {count} of {block.block_count} blocks: "
-        f"it is smaller now, {format_size(freed)} were given back"
-    )
+    if count == was.block_count:
+        return table, f"{taken}, {count} blocks{_free_tail(data)}"
+    block = Superblock(was.block_stride, count, data.size, was.layout_digest)
+    table = MetaTable.resize(meta.mapping, block)
+    return table, f"{taken}, {count} blocks instead of {was.block_count}{_free_tail(data)}"
 
 
-def _free_tail(data: MemfdRegion, end: int) -> int:
-    """Give whole pages behind `end` back to the kernel; returns the bytes.
+def _free_tail(data: MemfdRegion) -> str:
+    """Give what lies behind the used part of the file back to the kernel; says so.
 
     The file keeps its length, so that nobody who has it mapped ends by SIGBUS.
     """
-    page = data.page_size
-    start = align_up(end, page)
-    length = data.size - start
-    if length <= 0:
-        return 0
+    status = os.fstat(data.fd)
+    length = status.st_size - data.size
+    if length <= 0 or status.st_blocks * 512 <= data.size:
+        return ""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    if libc.fallocate(data.fd, _PUNCH_HOLE, start, length):
+    if libc.fallocate(data.fd, _PUNCH_HOLE, data.size, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return length
+    return f"; it is smaller now, {format_size(length)} were given back"
+
+
+def once_given_back(info: MemoryInfo, fd: int) -> MemoryInfo:
+    """What the host could give if this memory file were gone."""
+    status = os.fstat(fd)
+    num_bytes = status.st_blocks * 512
+    if status.st_blksize > os.sysconf("SC_PAGE_SIZE"):
+        pages = num_bytes // status.st_blksize
+        pools = tuple(
+            replace(p, free=p.free + pages) if p.page_size == status.st_blksize else p
+            for p in info.huge_pages
+        )
+        return replace(info, huge_pages=pools)
+    cgroup = info.cgroup
+    if cgroup is not None:
+        cgroup = replace(cgroup, usage=max(0, cgroup.usage - num_bytes))
+    return replace(info, mem_available=info.mem_available + num_bytes, cgroup=cgroup)

@@ -98,6 +98,11 @@ def meta_bytes(block_count: int) -> int:
     return SUPERBLOCK_BYTES + block_count * HEADER_BYTES
 
 
+def blocks_of(num_bytes: int) -> int:
+    """Return how many blocks so much metadata can speak of."""
+    return max(0, num_bytes - SUPERBLOCK_BYTES) // HEADER_BYTES
+
+
 class MetaTable:
     """The headers of a pool's blocks; one process, one thread writes."""
 
@@ -133,12 +138,17 @@ class MetaTable:
         return cls(mapping)
 
     @classmethod
-    def shrink(cls, mapping: MetaMapping, superblock: Superblock) -> MetaTable:
-        """Write a superblock of fewer blocks over headers that stay as they are.
+    def resize(cls, mapping: MetaMapping, superblock: Superblock) -> MetaTable:
+        """Write a superblock of fewer or more blocks; headers that go on to count stay.
 
-        Raises: ValueError: a field out of range; nothing has been written then.
+        Raises: ValueError: as at open, or a field out of range; nothing has been written then.
         """
         _check_superblock(superblock, mapping.size)
+        old = meta_bytes(cls(mapping).superblock.block_count)
+        zeros = bytes(_SCAN_HEADERS * HEADER_BYTES)
+        end = meta_bytes(superblock.block_count)
+        for offset in range(old, end, len(zeros)):
+            mapping.write_bytes(offset, zeros[: end - offset])
         mapping.store_u64(0, 0)
         mapping.write_bytes(8, _pack_superblock(superblock)[8:])
         mapping.store_u64(0, int.from_bytes(MAGIC, "little"))

@@ -129,12 +129,14 @@ class MemfdRegion:
         return made
 
     @classmethod
-    def adopt(cls, name: str, fd: int, asked: int, *, survives: tuple[str, ...]) -> MemfdRegion:
+    def adopt(
+        cls, name: str, fd: int, asked: int, *, survives: tuple[str, ...], reason: str = ""
+    ) -> MemfdRegion:
         """Map a region that an earlier life of the daemon made, content and all.
 
         Args:
             fd: of the memfd; owned by the region from now on, on an error by the caller.
-            asked: what the configuration or the engine asks for now, bytes; 0 for what it has.
+            asked: bytes wanted now, 0 for what it has. Of a larger file the beginning is used.
 
         Raises: ValueError: no such file. LocalError(memory_short): it cannot be mapped.
         """
@@ -145,8 +147,7 @@ class MemfdRegion:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise ValueError(f"what was kept as {name} is not sealed")
         kind: PageKind = "hugetlb" if status.st_blksize > os.sysconf("SC_PAGE_SIZE") else "base"
-        reason = "taken over from the last life of kvd"
-        size = status.st_size
+        size = min(status.st_size, align_up(asked or status.st_size, status.st_blksize))
         plan = PagePlan(asked or size, kind, status.st_blksize, size, False, reason)
         try:
             mapping = Mapping(fd, size, writable=True)
@@ -247,7 +248,7 @@ class MemfdRegion:
         nodes = bytes_by_node(self._mapping, self._populated, self._plan.page_size)
         return replace(
             self.planned_snapshot(),
-            got=os.fstat(self._fd).st_size,
+            got=self._plan.size,
             page_size=pages.get("KernelPageSize", 0),
             huge=huge + pages.get("Private_Hugetlb", 0),
             nodes=nodes,

@@ -18,14 +18,22 @@ from kvd.core.effects import FormatPool, WriteHeader
 from kvd.core.errors import KvdError, LocalError
 from kvd.core.events import RegionMade, RegionSpec
 from kvd.core.ids import MemberRef
-from kvd.memory.inheritance import META, POOL, RECORD, Inheritance, Wanted, inherit
+from kvd.memory.inheritance import (
+    META,
+    POOL,
+    RECORD,
+    Inheritance,
+    Wanted,
+    inherit,
+    once_given_back,
+)
 from kvd.memory.layout_v1 import MetaTable, Superblock, meta_bytes
-from kvd.memory.memory_info import read_memory_info
+from kvd.memory.memory_info import MemoryInfo, read_memory_info
 from kvd.memory.node_record import RECORD_BYTES, NodeRecord, RecordFile
 from kvd.memory.numa import choose_placement
 from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all, kept_member, kept_region
 from kvd.memory.owners.choose import choose_owner, find_owner
-from kvd.memory.preflight import check_memory
+from kvd.memory.preflight import check_fits, check_memory
 from kvd.memory.region import MemfdRegion, RegionSnapshot, make_region
 
 
@@ -49,6 +57,8 @@ class MemoryKeeper:
         self._record: RecordFile | None = None
         self._meta: MetaTable | None = None
         self._is_fresh = True
+        self._guards_last_life = False
+        """A start that is refused must not cost what the last life left."""
         self._regions: dict[str, MemfdRegion] = {}
         self._snapshots: dict[MemfdRegion, RegionSnapshot] = {}
 
@@ -106,13 +116,21 @@ class MemoryKeeper:
         wanted = Wanted(pool.size, pool.block_count_max, pool.huge_pages)
         kept = self.owner.take()
         names = set(kept)
+        self._guards_last_life = bool(names)
+        room = once_given_back(read_memory_info(), kept[POOL]) if POOL in kept else None
         self.inherited, self.note = inherit(kept, wanted, self.owner.survives)
         self.note = self.note or unkept
-        used = self._take_over(self.inherited) if self.inherited is not None else set()
+        used: set[str] = set()
+        if self.inherited is not None:
+            used = self._take_over(self.inherited)
+        elif room is not None:
+            self._check_room(room)
         for name in names - used:
             self.owner.drop(name)
         if self.inherited is not None:
             return
+        self.owner.confirm()  # what was dropped is free by now
+        self._guards_last_life = False
         self._data = make_region(
             POOL,
             pool.size,
@@ -129,6 +147,20 @@ class MemoryKeeper:
         for region in (self._data, self._meta_region, self._record_region):
             self.owner.keep(region.name, region.fd)
         self.owner.confirm()
+
+    def _check_room(self, info: MemoryInfo) -> None:
+        """Refuse a pool that could not be had even once the last one is given up: that one stays.
+
+        Raises: LocalError(memory_short | hugepages_short).
+        """
+        pool = self._config.pool
+        try:
+            placement = choose_placement(POOL, pool.numa_node, info)
+            check_fits(POOL, pool.size, pool.huge_pages, info, pool.headroom, placement=placement)
+        except LocalError as error:
+            fix = error.context.get("fix", "")
+            error.context["fix"] = f"{fix} The pool of the last life of kvd is kept meanwhile."
+            raise
 
     def _make_small(self, name: str, num_bytes: int) -> MemfdRegion:
         """Pages come as they are written; they must fit beside what the pool has yet to take."""
@@ -207,6 +239,8 @@ class MemoryKeeper:
             if self._stopping.is_set():
                 return
         self._snapshots[region] = region.snapshot()
+        if region is self._data:
+            self._guards_last_life = False  # from here on a stop is a stop
 
     # Headers ----------------------------------------------------------------------------------
 
@@ -338,7 +372,7 @@ class MemoryKeeper:
                 region.close()
         self._data = self._meta_region = self._record_region = self._meta = None
         self._regions.clear()
-        if not keep:
+        if not keep and not self._guards_last_life:
             self.owner.release()
         self.owner.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -10,7 +12,7 @@ import pytest
 
 from kvd.wire.layout import BlockLayoutSpec, Part
 from tests.integration.held_kvd import HeldKvd
-from tests.integration.live_kvd import until
+from tests.integration.live_kvd import MIB, until
 from tests.integration.member_process import Nursery
 from tests.integration.raw_frames import LAYOUT, RawMember, digest, save_block
 
@@ -163,7 +165,7 @@ def test_a_new_holder_takes_the_place_of_one_that_died(kvd: HeldKvd) -> None:
     [
         (("pool.size=1MiB",), "it is smaller now", True),
         (("pool.size=8MiB",), "dropped", False),
-        (("pool.block_count_max=16",), "16 of", True),
+        (("pool.block_count_max=16",), "16 blocks instead of", True),
     ],
 )
 def test_another_configuration(
@@ -180,6 +182,35 @@ def test_another_configuration(
     else:
         assert counts(kvd)["ready"] == 0
     fill(kvd, range(100, 110))
+
+
+@pytest.mark.parametrize("wrong", ["pool.size=64TiB", "pool.numa_node=77", "pool.sise=1GiB"])
+def test_a_start_that_is_refused_costs_nothing(kvd: HeldKvd, wrong: str) -> None:
+    blocks = fill(kvd, range(COUNT))
+    kvd.crash()
+    command = [sys.executable, "-m", "kvd", *kvd.arguments, "--set", wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "kept meanwhile" in done.stderr or wrong.startswith(("pool.numa", "pool.sise"))
+    kvd.start()
+    check(kvd, blocks)
+
+
+def test_a_pool_that_was_made_smaller_stays_so(kvd: HeldKvd) -> None:
+    fill(kvd, range(COUNT))
+    kvd.configure("pool.size=1MiB")
+    for _ in range(2):
+        kvd.crash()
+        kvd.start()
+        (pool,) = [region for region in kvd.status()["regions"] if region["name"] == "pool"]
+        assert pool["populated_bytes"] == pool["got_bytes"] == MIB
+        assert kvd.resident_bytes("pool") == MIB
+    kvd.configure("pool.size=4MiB")
+    kvd.crash()
+    kvd.start()
+    assert kvd.resident_bytes("pool") == 4 * MIB
+    assert counts(kvd)["total"] == 4 * MIB // stride_of(kvd)
+    fill(kvd, range(100, 100 + COUNT))
 
 
 def test_another_layout_starts_over(kvd: HeldKvd) -> None:

@@ -55,15 +55,22 @@ class HeldKvd(LiveKvd):
         """Change a byte of the pool's shape."""
         self._damage(16)
 
-    def _damage(self, offset: int) -> None:
+    def resident_bytes(self, region: str) -> int:
+        """Memory that a region's file takes, as the kernel says."""
+        return os.stat(self._file(region)).st_blocks * 512
+
+    def _file(self, region: str) -> str:
         for fd in os.listdir(f"/proc/{self.pid}/fd"):
-            if os.readlink(f"/proc/{self.pid}/fd/{fd}").startswith("/memfd:kvd-pool-meta"):
-                file = os.open(f"/proc/{self.pid}/fd/{fd}", os.O_RDWR)
-                was = os.pread(file, 1, offset)[0]
-                os.pwrite(file, bytes([was ^ 0x5A]), offset)
-                os.close(file)
-                return
-        raise AssertionError("kvd has no metadata")
+            path = f"/proc/{self.pid}/fd/{fd}"
+            if os.readlink(path).split(" ")[0] == f"/memfd:kvd-{region}":
+                return path
+        raise AssertionError(f"kvd has no region {region}")
+
+    def _damage(self, offset: int) -> None:
+        file = os.open(self._file("pool-meta"), os.O_RDWR)
+        was = os.pread(file, 1, offset)[0]
+        os.pwrite(file, bytes([was ^ 0x5A]), offset)
+        os.close(file)
 
     @override
     def close(self) -> None:

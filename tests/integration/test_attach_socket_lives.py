@@ -93,7 +93,7 @@ def empty(kvd: LiveKvd, num_fds: int) -> None:
     assert (blocks["filling"], blocks["poisoned"], status["pool"]["pinned_blocks"]) == (0, 0, 0)
     assert (status["slots"]["total"], status["transfers"]["incoming_open"]) == (0, 0)
     assert status["transfers"]["waiters"] == 0
-    assert [region["name"] for region in status["regions"]] == ["pool", "pool-meta"][
+    assert [region["name"] for region in status["regions"]] == ["pool", "pool-meta", "record"][
         : len(status["regions"])
     ]
     assert kvd.sessions() == {"member": 0, "reader": 0}

@@ -18,6 +18,7 @@ from kvd.memory.node_record import (
     RegionRecord,
 )
 from kvd.memory.region import MemfdRegion, make_region
+from kvd.server.readiness import lacks_huge_pages
 
 MIB = 1 << 20
 STRIDE = 1 << 16
@@ -140,20 +141,43 @@ def test_a_region_or_pidfd_may_be_missing(last: LastLife, took: Took) -> None:
     assert found.pidfds == {}
 
 
-def test_a_smaller_pool_keeps_its_beginning(last: LastLife, took: Took) -> None:
+def test_a_smaller_pool_keeps_its_beginning_and_may_grow_again(last: LastLife, took: Took) -> None:
     resident = os.fstat(last.regions[POOL].fd).st_blocks
-    found, note = took(last, Wanted(MIB // 4, 1 << 20, "off"))
+    small = Wanted(MIB // 4, 1 << 20, "off")
+    for again in (False, True):
+        found, note = took(last, small)
+        assert found is not None
+        assert found.table is not None
+        assert found.table.superblock.block_count == 4
+        assert ("4 blocks instead of 16" in note) == (not again)
+        assert ("768KiB were given back" in note) == (not again)
+        assert found.data.size == found.data.populated == MIB // 4, "the rest is not made resident"
+        assert os.fstat(last.regions[POOL].fd).st_blocks == resident // 4
+        assert os.fstat(last.regions[POOL].fd).st_size == MIB, "who has it mapped lives"
+        assert found.data.mapping.read_bytes(3 * STRIDE, 4) == b"\x04" * 4
+    found, note = took(last)
     assert found is not None
     assert found.table is not None
-    assert found.table.superblock.block_count == 4
-    assert "4 of 16 blocks: it is smaller now, 768KiB were given back" in note
-    assert os.fstat(last.regions[POOL].fd).st_blocks == resident // 4
-    assert found.data.mapping.read_bytes(3 * STRIDE, 4) == b"\x04" * 4
-    assert found.data.mapping.size == MIB, "whoever has it mapped reads zeros, and lives"
-    assert found.data.mapping.read_bytes(4 * STRIDE, 4) == bytes(4)
-    again, note = took(last, Wanted(MIB // 4, 1 << 20, "off"))
-    assert again is not None
-    assert "taken over, 4 blocks" in note
+    assert "16 blocks instead of 4" in note
+    assert [header.block for header in found.table.scan()] == list(range(4)), "not what was there"
+    assert found.data.populated == 0, "its end has to be made resident"
+
+
+def test_memory_without_a_layout_is_cut_down_too(last: LastLife, took: Took) -> None:
+    last.write(pool=None)
+    found, note = took(last, Wanted(MIB // 2, 1 << 20, "off"))
+    assert found is not None
+    assert "512KiB were given back" in note
+    assert found.data.size == MIB // 2
+
+
+def test_huge_pages_that_are_missing_go_on_to_be_missed(last: LastLife, took: Took) -> None:
+    found, _ = took(last, Wanted(MIB, 1 << 20, "prefer"))
+    assert found is not None
+    assert lacks_huge_pages(found.data.snapshot())
+    found, _ = took(last)
+    assert found is not None
+    assert not lacks_huge_pages(found.data.snapshot())
 
 
 @pytest.mark.parametrize(
