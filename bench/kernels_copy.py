@@ -30,7 +30,8 @@ _CASES = (
 )
 
 
-def _region(size: int) -> Mapping:
+def make_region(size: int) -> Mapping:
+    """A populated memfd of so many bytes, mapped."""
     fd = os.memfd_create("bench-copy")
     try:
         os.ftruncate(fd, size)
@@ -41,7 +42,7 @@ def _region(size: int) -> Mapping:
     return mapping
 
 
-def _span_lists(pool_bytes: int, repetition_bytes: int, span_bytes: int) -> list[array.array[int]]:
+def span_lists(pool_bytes: int, repetition_bytes: int, span_bytes: int) -> list[array.array[int]]:
     """Cut the pool into spans, in random order at both ends, a list per repetition."""
     count = pool_bytes // span_bytes
     draw = random.Random(span_bytes)
@@ -79,7 +80,8 @@ def _methods(dst: Mapping, src: Mapping) -> dict[str, Callable[[array.array[int]
     return methods | {"ctypes memcpy": _ctypes_memcpy(dst, src)}
 
 
-def _cycle(lists: Sequence[array.array[int]]) -> Iterator[array.array[int]]:
+def cycle(lists: Sequence[array.array[int]]) -> Iterator[array.array[int]]:
+    """The lists in turn, without end."""
     while True:
         yield from lists
 
@@ -94,7 +96,7 @@ def _case_rows(
     name, span_bytes, target = case
     methods = _methods(dst, src)
     samples: dict[str, list[float]] = {method: [] for method in methods}
-    lists = _cycle(_span_lists(src.size, repetition_bytes, span_bytes))
+    lists = cycle(span_lists(src.size, repetition_bytes, span_bytes))
     for _ in range(repetitions):
         for method, copy in methods.items():
             spans = next(lists)
@@ -126,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     repetition_bytes = min(144 * _MIB, pool_bytes)
     if pool_bytes < 16 * _MIB or arguments.repetitions < 1:
         parser.error("--pool-mib must be at least 16 and --repetitions at least 1")
-    dst, src = _region(pool_bytes), _region(pool_bytes)
+    dst, src = make_region(pool_bytes), make_region(pool_bytes)
     rows = []
     for case in _CASES:
         rows += _case_rows(dst, src, case, repetition_bytes, arguments.repetitions)

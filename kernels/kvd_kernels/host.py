@@ -7,6 +7,7 @@ buffers in, numbers out.
 
 * `Mapping`: one `mmap` of a file descriptor, with bounds on every access.
 * `copy_spans`: a list of byte ranges from one mapping into another, past the cache.
+* `copy_sums`: the same with a checksum of each group of ranges; `checksum_spans` only reads.
 * `GateWaiter`: sleeping until a slot's word on a gate page says free.
 * `crc32c`: checksum of headers and spans.
 * `BlockIndex`: a hash table of block keys that costs no Python object per key.
@@ -35,8 +36,10 @@ from kvd_kernels import _host
 from kvd_kernels._host import (
     BlockIndex,
     Mapping,
+    checksum_spans,
     copy_kernels,
     copy_spans,
+    copy_sums,
     crc32c,
     mark_blocks,
     scan_headers,
@@ -44,6 +47,7 @@ from kvd_kernels._host import (
 )
 from kvd_kernels.reference import (
     EPOCH_MAX,
+    NOT_COPIED,
     WORD_CLOSED,
     WORD_FREE,
     WORD_HELD,
@@ -56,6 +60,7 @@ __all__ = [
     "EPOCH_MAX",
     "GATE_HEADER_BYTES",
     "GATE_LINE_BYTES",
+    "NOT_COPIED",
     "WORD_CLOSED",
     "WORD_FREE",
     "WORD_HELD",
@@ -64,8 +69,10 @@ __all__ = [
     "GateStatistics",
     "GateWaiter",
     "Mapping",
+    "checksum_spans",
     "copy_kernels",
     "copy_spans",
+    "copy_sums",
     "crc32c",
     "gate_word",
     "mark_blocks",

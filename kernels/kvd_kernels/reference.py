@@ -7,6 +7,7 @@ written to be read, not to be fast.
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
+from itertools import islice
 from typing import Final
 
 WORD_CLOSED: Final = 0  # no slot here, or its member is gone
@@ -22,6 +23,8 @@ _CRC32C_POLYNOMIAL: Final = 0x82F63B78  # 0x1EDC6F41 with its bits reversed
 _CRC_MASK: Final = 0xFFFFFFFF
 
 SPAN_WORDS: Final = 3
+NOT_COPIED: Final = (1 << 64) - 1
+"""Destination of a span that is only read for its checksum."""
 
 HASH_BYTES: Final = 32
 HEADER_BYTES: Final = 128
@@ -84,6 +87,48 @@ def copy_spans(dst: bytearray, src: bytes | bytearray, spans: Sequence[int]) -> 
     for to, start, count in triples:
         dst[to : to + count] = src[start : start + count]
     return sum(count for _, _, count in triples)
+
+
+def copy_sums(
+    dst: bytearray,
+    src: bytes | bytearray,
+    spans: Sequence[int],
+    counts: Sequence[int],
+    sums: MutableSequence[int],
+) -> int:
+    """Copy byte ranges and checksum them in groups; return the bytes moved.
+
+    N spans in G groups; spans: [3 * N] as for `copy_spans`, or with NOT_COPIED as destination:
+    only read. counts: [G], spans of each group in turn. sums: [G], sums[g] becomes the CRC-32C of
+    the source bytes of group g in order, continued from what it was. Raises as `copy_spans`, and
+    ValueError when counts do not add up to N or sums has not G items.
+    """
+    if len(sums) != len(counts) or SPAN_WORDS * sum(counts) != len(spans):
+        raise ValueError("counts, sums and spans do not add up")
+    triples = list(zip(spans[0::3], spans[1::3], spans[2::3], strict=True))
+    for number, (to, start, count) in enumerate(triples):
+        if to == NOT_COPIED and start + count > len(src):
+            raise IndexError(f"span {number} does not fit")
+    before = bytes(src)
+    copied = [word for triple in triples if triple[0] != NOT_COPIED for word in triple]
+    moved = copy_spans(dst, src, copied)
+    rest = iter(triples)
+    for group, count in enumerate(counts):
+        for _, start, length in islice(rest, count):
+            sums[group] = crc32c(before[start : start + length], sums[group])
+    return moved
+
+
+def checksum_spans(
+    src: bytes, spans: Sequence[int], counts: Sequence[int], sums: MutableSequence[int]
+) -> None:
+    """Checksum ranges in groups; spans: [2 * N] of (offset, nbytes), the rest as `copy_sums`."""
+    triples = [
+        word
+        for start, count in zip(spans[0::2], spans[1::2], strict=True)
+        for word in (NOT_COPIED, start, count)
+    ]
+    copy_sums(bytearray(), src, triples, counts, sums)
 
 
 def crc32c(data: bytes, seed: int = 0) -> int:

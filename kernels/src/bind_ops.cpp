@@ -1,4 +1,4 @@
-// Python functions copy_spans, copy_kernels and crc32c.
+// Python functions copy_spans, copy_sums, checksum_spans, copy_kernels and crc32c.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -41,6 +41,29 @@ Raises:
         a source.
     TypeError: spans is not a buffer of u64 or bytes.)";
 
+constexpr const char* kSumsDoc =
+    R"(Copy byte ranges as copy_spans does, and checksum them in groups; return the bytes moved.
+
+N spans in G groups; spans: [N, 3] as for copy_spans; counts: [G] native u32, how many spans in turn
+each group has, their sum is N. sums: [G] native u32, writable: sums[g] becomes the CRC-32C of the
+source bytes of group g in the order of its spans, continued from what it was (0 to begin with, so
+one group may go on in another call). A span whose dst_offset is 2**64 - 1 (NOT_COPIED) is only
+read: it counts in the checksum and no byte of it moves.
+
+What is summed are the bytes that were copied, read again while the cache holds them. Everything
+else is as in copy_spans, checks included; sums is written at the end, never on an error. Defined by
+reference.py::copy_sums.
+
+Raises: as copy_spans; ValueError also when counts do not add up to N or sums has not G words.)";
+
+constexpr const char* kChecksumDoc =
+    R"(Checksum byte ranges of a mapping group by group.
+
+N ranges in G groups; ranges: [N, 2] native u64, rows of (offset, nbytes); counts and sums as for
+copy_sums. The interpreter lock is released. Defined by reference.py::checksum_spans.
+
+Raises: IndexError, ValueError and TypeError as copy_sums.)";
+
 constexpr const char* kCrcDoc = R"(Return the CRC-32C (Castagnoli) of data, 0 to 2**32 - 1.
 
 seed is the CRC of the bytes before, so crc32c(b, crc32c(a)) == crc32c(a + b). Uses the CPU's
@@ -49,50 +72,141 @@ bytes-like. ValueError for a seed outside 0 to 2**32 - 1. Defined by reference.p
 
 static_assert(std::endian::native == std::endian::little, "'<' is taken for native below");
 
-bool holds_u64_or_bytes(const Py_buffer& view) {
+bool holds_words(const Py_buffer& view, Py_ssize_t width, std::string_view words) {
   std::string_view format = view.format == nullptr ? "B" : view.format;
   if (format.size() == 2 && std::string_view("@=<").find(format[0]) != std::string_view::npos) {
     format.remove_prefix(1);
   }
   if (format.size() != 1) return false;
-  const std::string_view kinds = view.itemsize == 8 ? "QLql" : view.itemsize == 1 ? "Bbc" : "";
+  const std::string_view kinds = view.itemsize == width ? words : view.itemsize == 1 ? "Bbc" : "";
   return kinds.find(format[0]) != std::string_view::npos;
 }
 
-void require_triples(const Bytes& spans) {
-  if (!holds_u64_or_bytes(spans.view())) {
+void require_rows(const Bytes& spans, size_t words, const char* row) {
+  if (!holds_words(spans.view(), 8, "QLql")) {
     const std::string format = spans.view().format == nullptr ? "B" : spans.view().format;
-    throw nb::type_error(("spans must be native u64 triples or bytes, not format '" + format +
+    throw nb::type_error(("spans must be native u64 " + std::string(row) +
+                          " or bytes, not format '" + format +
                           "': use array('Q') or numpy uint64")
                              .c_str());
   }
-  if (spans.size() % sizeof(Span) != 0) {
+  if (spans.size() % (words * sizeof(uint64_t)) != 0) {
     throw std::invalid_argument("spans has " + std::to_string(spans.size()) +
-                                " bytes, which is not a multiple of 24: give (dst_offset, "
-                                "src_offset, nbytes) as three u64 each");
+                                " bytes, which is not a multiple of " +
+                                std::to_string(words * sizeof(uint64_t)) + ": give " + row +
+                                " of u64 each");
   }
 }
 
 // The caller's array may change between the check and the copy, and it may be misaligned.
-std::vector<Span> private_copy(const Bytes& spans) {
-  std::vector<Span> own(spans.size() / sizeof(Span));
-  if (!own.empty()) std::memcpy(own.data(), spans.data(), spans.size());
+template <typename Item>
+std::vector<Item> private_copy(const Bytes& items) {
+  std::vector<Item> own(items.size() / sizeof(Item));
+  if (!own.empty()) std::memcpy(own.data(), items.data(), items.size());
   return own;
 }
 
+constexpr const char* kTriples = "triples (dst_offset, src_offset, nbytes)";
+constexpr const char* kPairs = "pairs (offset, nbytes)";
+
 uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
                     const std::string& kernel) {
-  const CopyFn copy = find_copy_kernel(kernel);
+  const CopyFn copy = find_copy_kernel(kernel).copy;
   const Lease dst_lease(dst.region);
   const Lease src_lease(src.region);
   dst.region->require_writable();
   const Bytes bytes(spans, "spans");
-  require_triples(bytes);
+  require_rows(bytes, 3, kTriples);
   const nb::gil_scoped_release unlocked;
-  const std::vector<Span> checked = private_copy(bytes);
+  const auto checked = private_copy<Span>(bytes);
   const uint64_t total = check_spans(*dst.region, *src.region, checked);
   copy(dst.region->data(), src.region->data(), checked);
   return total;
+}
+
+// The groups of a call: how many spans each has, and where their checksums go.
+class Groups {
+ public:
+  Groups(nb::handle counts, nb::handle sums) : counts_(counts, "counts"), sums_(sums, "sums") {
+    for (const Bytes* words : {&counts_, &sums_}) {
+      if (!holds_words(words->view(), 4, "ILil") || words->size() % sizeof(uint32_t) != 0) {
+        throw nb::type_error("counts and sums must be native u32 words: use array('I')");
+      }
+    }
+    if (sums_.view().readonly != 0) throw std::invalid_argument("sums is read-only");
+    if (sums_.size() != counts_.size()) {
+      throw std::invalid_argument("sums has " + std::to_string(sums_.size() / 4) + " words for " +
+                                  std::to_string(counts_.size() / 4) + " groups");
+    }
+    own_counts = private_copy<uint32_t>(counts_);
+    own_sums = private_copy<uint32_t>(sums_);
+  }
+
+  void require_total(size_t spans) const {
+    uint64_t total = 0;
+    for (const uint32_t count : own_counts) total += count;
+    if (total != spans) {
+      throw std::invalid_argument("counts add up to " + std::to_string(total) + ", not to the " +
+                                  std::to_string(spans) + " spans");
+    }
+  }
+
+  void store() {
+    if (!own_sums.empty()) std::memcpy(sums_.view().buf, own_sums.data(), sums_.size());
+  }
+
+  std::vector<uint32_t> own_counts;
+  std::vector<uint32_t> own_sums;
+
+ private:
+  Bytes counts_;
+  Bytes sums_;
+};
+
+uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb::handle counts,
+                   nb::handle sums, const std::string& kernel) {
+  const CopySumFn copy = find_copy_kernel(kernel).copy_sum;
+  const Lease dst_lease(dst.region);
+  const Lease src_lease(src.region);
+  dst.region->require_writable();
+  const Bytes bytes(spans, "spans");
+  require_rows(bytes, 3, kTriples);
+  Groups groups(counts, sums);
+  uint64_t total = 0;
+  {
+    const nb::gil_scoped_release unlocked;
+    const auto checked = private_copy<Span>(bytes);
+    groups.require_total(checked.size());
+    total = check_sum_spans(*dst.region, *src.region, checked);
+    copy(dst.region->data(), src.region->data(), checked, groups.own_counts,
+         groups.own_sums.data());
+  }
+  groups.store();
+  return total;
+}
+
+struct Pair {
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+void checksum_spans(const Mapping& src, nb::handle ranges, nb::handle counts, nb::handle sums) {
+  const Lease lease(src.region);
+  const Bytes bytes(ranges, "spans");
+  require_rows(bytes, 2, kPairs);
+  Groups groups(counts, sums);
+  {
+    const nb::gil_scoped_release unlocked;
+    std::vector<Span> spans;
+    for (const Pair& range : private_copy<Pair>(bytes)) {
+      spans.push_back({kNotCopied, range.offset, range.bytes});
+    }
+    groups.require_total(spans.size());
+    check_sum_spans(*src.region, *src.region, spans);
+    find_copy_kernel("scalar").copy_sum(nullptr, src.region->data(), spans, groups.own_counts,
+                                        groups.own_sums.data());
+  }
+  groups.store();
 }
 
 uint32_t crc32c_of(nb::handle data, nb::handle seed) {
@@ -117,6 +231,16 @@ void bind_ops(nb::module_& module) {
              nb::sig("def copy_spans(dst: Mapping, src: Mapping, spans: Buffer, *, "
                      "kernel: str = \"auto\") -> int"),
              kCopyDoc);
+  module.def("copy_sums", copy_sums, nb::arg("dst"), nb::arg("src"), nb::arg("spans"),
+             nb::arg("counts"), nb::arg("sums"), nb::kw_only(), nb::arg("kernel") = "auto",
+             nb::sig("def copy_sums(dst: Mapping, src: Mapping, spans: Buffer, counts: Buffer, "
+                     "sums: Buffer, *, kernel: str = \"auto\") -> int"),
+             kSumsDoc);
+  module.def("checksum_spans", checksum_spans, nb::arg("src"), nb::arg("spans"), nb::arg("counts"),
+             nb::arg("sums"),
+             nb::sig("def checksum_spans(src: Mapping, spans: Buffer, counts: Buffer, "
+                     "sums: Buffer) -> None"),
+             kChecksumDoc);
   module.def("copy_kernels", copy_kernels, nb::sig("def copy_kernels() -> list[str]"),
              "Return the copy kernels this CPU runs, best first; \"scalar\" (memcpy) is the last.");
   module.def("crc32c", crc32c_of, nb::arg("data"), nb::arg("seed") = 0,

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "crc32c.hpp"
 #include "region.hpp"
 
 namespace kvd {
@@ -18,9 +19,33 @@ void copy_scalar(uint8_t* dst, const uint8_t* src, std::span<const Span> spans) 
   std::atomic_thread_fence(std::memory_order_release);
 }
 
+constexpr size_t kPiece = 16384;  // stays in L1 between its copy and its checksum
+
+void copy_sum_scalar(uint8_t* dst, const uint8_t* src, std::span<const Span> spans,
+                     std::span<const uint32_t> counts, uint32_t* sums) {
+  size_t next = 0;
+  for (size_t group = 0; group < counts.size(); ++group) {
+    for (const size_t end = next + counts[group]; next < end; ++next) {
+      const Span& span = spans[next];
+      for (uint64_t at = 0; at < span.bytes; at += kPiece) {
+        const size_t bytes = std::min<uint64_t>(kPiece, span.bytes - at);
+        const uint8_t* from = src + span.src + at;
+        if (span.dst != kNotCopied) std::memcpy(dst + span.dst + at, from, bytes);
+        sums[group] = crc32c(sums[group], from, bytes);
+      }
+    }
+  }
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+#if defined(__x86_64__)
+// The vector kernels join checksums with it; every CPU with AVX2 has it, some machines hide it.
+bool has_carryless() { return __builtin_cpu_supports("pclmul") != 0; }
+#endif
+
 bool runs_avx512() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") != 0;
+  return __builtin_cpu_supports("avx512f") != 0 && has_carryless();
 #else
   return false;
 #endif
@@ -28,7 +53,7 @@ bool runs_avx512() {
 
 bool runs_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && has_carryless();
 #else
   return false;
 #endif
@@ -36,7 +61,7 @@ bool runs_avx2() {
 
 struct Kernel {
   const char* name;
-  CopyFn copy;
+  CopyKernel kernel;
   bool runs;
 };
 
@@ -56,7 +81,7 @@ std::array<Kernel, 4> all_kernels() {
       {"avx512", copy_avx512(), runs_avx512()},
       {"avx2", copy_avx2(), runs_avx2()},
       {"neon", copy_neon(), true},  // every aarch64 has it; null elsewhere
-      {"scalar", copy_scalar, true},
+      {"scalar", {copy_scalar, copy_sum_scalar}, true},
   }};
   if (splits_wide_stores()) std::swap(kernels[0], kernels[1]);
   return kernels;
@@ -103,15 +128,15 @@ void refuse_overlap(const Region& dst, const Region& src, std::span<const Span> 
 std::vector<std::string> copy_kernels() {
   std::vector<std::string> names;
   for (const Kernel& kernel : all_kernels()) {
-    if (kernel.copy != nullptr && kernel.runs) names.emplace_back(kernel.name);
+    if (kernel.kernel.copy != nullptr && kernel.runs) names.emplace_back(kernel.name);
   }
   return names;
 }
 
-CopyFn find_copy_kernel(std::string_view name) {
+CopyKernel find_copy_kernel(std::string_view name) {
   for (const Kernel& kernel : all_kernels()) {
-    if (kernel.copy == nullptr || !kernel.runs) continue;
-    if (name == "auto" || name == kernel.name) return kernel.copy;
+    if (kernel.kernel.copy == nullptr || !kernel.runs) continue;
+    if (name == "auto" || name == kernel.name) return kernel.kernel;
   }
   std::string known = "auto";
   for (const std::string& have : copy_kernels()) known += ", " + have;
@@ -119,21 +144,43 @@ CopyFn find_copy_kernel(std::string_view name) {
                               "' does not run on this CPU: use one of " + known);
 }
 
+namespace {
+
+[[noreturn]] void refuse_span(size_t number, const Span& span, const char* side, uint64_t offset,
+                              uint64_t size) {
+  throw std::out_of_range("span " + std::to_string(number) + ": " + std::to_string(span.bytes) +
+                          " bytes at " + side + " offset " + std::to_string(offset) +
+                          " do not fit the mapping of " + std::to_string(size) + " bytes");
+}
+
+}  // namespace
+
 uint64_t check_spans(const Region& dst, const Region& src, std::span<const Span> spans) {
   uint64_t total = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
     const Span& span = spans[i];
-    const bool dst_fits = dst.holds(span.dst, span.bytes);
-    if (!dst_fits || !src.holds(span.src, span.bytes)) {
-      throw std::out_of_range("span " + std::to_string(i) + ": " + std::to_string(span.bytes) +
-                              " bytes at " + (dst_fits ? "src" : "dst") + " offset " +
-                              std::to_string(dst_fits ? span.src : span.dst) +
-                              " do not fit the mapping of " +
-                              std::to_string(dst_fits ? src.size() : dst.size()) + " bytes");
-    }
+    if (!dst.holds(span.dst, span.bytes)) refuse_span(i, span, "dst", span.dst, dst.size());
+    if (!src.holds(span.src, span.bytes)) refuse_span(i, span, "src", span.src, src.size());
     total += span.bytes;
   }
   if (dst.same_file(src)) refuse_overlap(dst, src, spans);
+  return total;
+}
+
+uint64_t check_sum_spans(const Region& dst, const Region& src, std::span<const Span> spans) {
+  uint64_t total = 0;
+  std::vector<Span> copied;
+  copied.reserve(spans.size());
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const Span& span = spans[i];
+    const bool moves = span.dst != kNotCopied;
+    if (moves && !dst.holds(span.dst, span.bytes)) {
+      refuse_span(i, span, "dst", span.dst, dst.size());
+    }
+    if (!src.holds(span.src, span.bytes)) refuse_span(i, span, "src", span.src, src.size());
+    if (moves) copied.push_back(span), total += span.bytes;
+  }
+  if (dst.same_file(src)) refuse_overlap(dst, src, copied);
   return total;
 }
 

@@ -1,13 +1,15 @@
 // AVX2: two 32-byte stores per line; they meet in one write-combining buffer.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "copy.hpp"
+#include "crc32c_math.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define KVD_TARGET __attribute__((target("avx2")))
+#define KVD_TARGET __attribute__((target("avx2,pclmul")))
 
 namespace kvd {
 namespace {
@@ -34,14 +36,15 @@ KVD_TARGET inline void copy_lines(uint8_t* dst, const uint8_t* src) {
 KVD_TARGET inline void stream_fence() { _mm_sfence(); }
 
 #include "copy_streams.inc"
+#include "copy_sums_x86.inc"
 
 }  // namespace
 
-CopyFn copy_avx2() noexcept { return copy_all; }
+CopyKernel copy_avx2() noexcept { return {copy_all, copy_sum_all}; }
 
 }  // namespace kvd
 #else
 namespace kvd {
-CopyFn copy_avx2() noexcept { return nullptr; }
+CopyKernel copy_avx2() noexcept { return {nullptr, nullptr}; }
 }  // namespace kvd
 #endif

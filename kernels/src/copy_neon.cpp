@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "copy.hpp"
+#include "crc32c.hpp"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -28,14 +29,15 @@ inline void copy_lines(uint8_t* dst, const uint8_t* src) {
 inline void stream_fence() { asm volatile("dmb ishst" : : : "memory"); }
 
 #include "copy_streams.inc"
+#include "copy_sums.inc"
 
 }  // namespace
 
-CopyFn copy_neon() noexcept { return copy_all; }
+CopyKernel copy_neon() noexcept { return {copy_all, copy_sum_all}; }
 
 }  // namespace kvd
 #else
 namespace kvd {
-CopyFn copy_neon() noexcept { return nullptr; }
+CopyKernel copy_neon() noexcept { return {nullptr, nullptr}; }
 }  // namespace kvd
 #endif

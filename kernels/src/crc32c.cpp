@@ -6,7 +6,8 @@
 #include "crc32c.hpp"
 
 #include <array>
-#include <cstring>
+
+#include "crc32c_math.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -21,8 +22,6 @@
 
 namespace kvd {
 namespace {
-
-constexpr uint32_t kPolynomial = 0x82F63B78U;  // 0x1EDC6F41 with its bits reversed
 
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
@@ -45,33 +44,18 @@ constexpr Tables make_tables() {
 
 constexpr Tables kTables = make_tables();
 
-uint64_t load64(const uint8_t* data) {
-  uint64_t word;
-  std::memcpy(&word, data, sizeof word);
-  return word;
-}
-
 #ifdef KVD_TARGET
-
-// a * b modulo the polynomial, both reflected: bit 31 is x^0.
-constexpr uint32_t multiply(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (; a != 0; a <<= 1) {
-    if ((a & 0x80000000U) != 0) product ^= b;
-    b = (b >> 1) ^ ((b & 1) != 0 ? kPolynomial : 0);
-  }
-  return product;
-}
 
 using Shift = std::array<std::array<uint32_t, 256>, 4>;
 
-// Tables that move a CRC state over `bytes` zero bytes (a power of two).
+// Tables that move a CRC state over `bytes` zero bytes.
 constexpr Shift make_shift(size_t bytes) {
-  uint32_t factor = 0x00800000U;  // x^8: one byte
-  for (size_t n = 1; n < bytes; n *= 2) factor = multiply(factor, factor);
+  const uint32_t factor = crc_power(8 * bytes);
   Shift shift{};
   for (uint32_t k = 0; k < 4; ++k) {
-    for (uint32_t byte = 0; byte < 256; ++byte) shift[k][byte] = multiply(byte << (8 * k), factor);
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      shift[k][byte] = multiply_crc(byte << (8 * k), factor);
+    }
   }
   return shift;
 }
