@@ -11,20 +11,28 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.copy_order import CopyOrder
+from engine_shim.copy_plan import CopyPlan
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.layer_rows import SAVER, LayerRows, SlotContents
 from engine_shim.slot_client import SlotClient, pool_of
-from engine_shim.steps import LayerState, Step, StepFailed, StepRequest, as_step_failure
+from engine_shim.steps import (
+    LayerState,
+    Step,
+    StepFailed,
+    StepRequest,
+    as_step_failure,
+    checksum_failure,
+)
 from kvd.plan.ring import RingPlan
-from kvd.plan.runs import CopySpans
-from kvd.wire.slot_items import LoadItem
+from kvd.plan.sums import BadSpan
+from kvd.wire.slot_items import BadSumItem
 
 
 class WorkThread:
@@ -96,6 +104,7 @@ class Loader:
         self._thread = WorkThread("kvd-load", device)
         self.time = BusyTime()
         self.num_bytes = 0
+        self.num_mismatches = 0
 
     def start(self, step: Step, ring: RingPlan) -> None:
         """Load all layers of a step."""
@@ -124,7 +133,8 @@ class Loader:
 
     def _load(self, step: Step, layer: int, slot: int) -> None:
         state = step.layers[layer]
-        items, spans = self._plan(step, layer, slot)
+        missing = self._missing(step, layer, slot)
+        items = [self._rows.load_item(request, have) for request, have in missing]
         state.tenancy = self._client.slots.acquire(
             slot, layer, items, step.seconds_left(), boot_id=step.boot_id
         )
@@ -138,51 +148,63 @@ class Loader:
             pool = pool_of(self._client, state.tenancy)
             if pool is None:
                 raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
+            plan = self._plan(layer, slot, missing)
             started = time.monotonic_ns()
-            self._stream.copy(self._memory, pool, spans)
+            plan.submit(self._stream, self._memory, pool)
             state.load_event = self._device.event()
             self._stream.record(state.load_event)
-            self._stream.launch_host(
-                lambda failure: self._news.put(partial(self._ended, step, state, started, failure))
-            )
+            ended = partial(self._ended, step, layer, plan, started)
+            self._stream.launch_host(lambda failure: self._news.put(partial(ended, failure)))
         except (KvdRefused, DeviceError):
             self._tell(state, ok=False)
             raise
-        self.num_bytes += spans.num_bytes
+        self.num_bytes += plan.num_bytes
         state.acquired.set()
 
-    def _plan(self, step: Step, layer: int, slot: int) -> tuple[list[LoadItem], CopySpans]:
-        items: list[LoadItem] = []
-        spans = CopySpans()
-        for request in step.requests:
-            have = min(self._contents.held(slot, layer, request.request), request.num_computed)
-            if have < request.num_computed:
-                items.append(self._rows.load_item(request, have))
-                self._rows.add_load(spans, layer, slot, request, have)
-        return items, spans
+    def _missing(self, step: Step, layer: int, slot: int) -> list[tuple[StepRequest, int]]:
+        """Requests whose rows the slot lacks, and how many of them it has."""
+        held = [
+            (request, min(self._contents.held(slot, layer, request.request), request.num_computed))
+            for request in step.requests
+        ]
+        return [(request, have) for request, have in held if have < request.num_computed]
+
+    def _plan(self, layer: int, slot: int, missing: list[tuple[StepRequest, int]]) -> CopyPlan:
+        """The copies; made once kvd keeps the blocks, since only then their checksums stand."""
+        plan = CopyPlan()
+        sums = self._client.span_sums()
+        for request, have in missing:
+            self._rows.add_load(plan, layer, slot, request, have, sums)
+        return plan
 
     def _ended(
-        self, step: Step, state: LayerState, started: int, failure: DeviceError | None
+        self, step: Step, layer: int, plan: CopyPlan, started: int, failure: DeviceError | None
     ) -> None:
         self.time.ended(started)
+        state = step.layers[layer]
+        assert state.tenancy is not None
         error: DeviceError | KvdRefused | None = failure
         if error is None:
-            assert state.tenancy is not None
             try:
                 self._client.slots.check_loaded(state.tenancy)
             except KvdRefused as refused:
                 error = refused
+        bad: Sequence[BadSpan] = ()
         if error is not None:
             step.fail(as_step_failure(error))
-        self._tell(state, ok=error is None)
+        elif bad := plan.bad():
+            self.num_mismatches += len(bad)
+            step.fail(checksum_failure(layer, bad))
+        self._tell(state, ok=error is None and not bad, bad=bad)
 
-    def _tell(self, state: LayerState, *, ok: bool) -> None:
+    def _tell(self, state: LayerState, *, ok: bool, bad: Sequence[BadSpan] = ()) -> None:
         """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""
         self._order.load_ended()
         assert state.tenancy is not None
         # A client that cannot tell is without kvd: the announcement will say it.
         with suppress(KvdRefused):
-            self._client.slots.load_ended(state.tenancy, ok)
+            items = [BadSumItem(*one) for one in bad]
+            self._client.slots.load_ended(state.tenancy, ok, items)
         state.loaded.set()
 
 
@@ -243,9 +265,9 @@ class Saver:
 
     def _copy(self, task: SaveTask, state: LayerState) -> None:
         assert state.tenancy is not None
-        spans = CopySpans()
+        plan, mode = CopyPlan(), self._client.checksums
         for request in task.requests:
-            self._rows.add_save(spans, task.layer, state.tenancy.slot, request)
+            self._rows.add_save(plan, task.layer, state.tenancy.slot, request, mode)
         self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
         pool = pool_of(self._client, state.tenancy)
         if pool is None:
@@ -253,23 +275,29 @@ class Saver:
         self._order.wait_for_loads(task.step.seconds_left())
         self._stream.wait(task.written)
         started = time.monotonic_ns()
-        self._stream.copy(pool, self._memory, spans)
-        self._stream.launch_host(
-            lambda failure: self._news.put(partial(self._ended, task.step, state, started, failure))
-        )
-        self.num_bytes += spans.num_bytes
+        plan.submit(self._stream, pool, self._memory)
+        ended = partial(self._ended, task.step, state, plan, started)
+        self._stream.launch_host(lambda failure: self._news.put(partial(ended, failure)))
+        self.num_bytes += plan.num_bytes
 
     def _ended(
-        self, step: Step, state: LayerState, started: int, failure: DeviceError | None
+        self,
+        step: Step,
+        state: LayerState,
+        plan: CopyPlan,
+        started: int,
+        failure: DeviceError | None,
     ) -> None:
         self.time.ended(started)
         if failure is not None:
             step.fail(as_step_failure(failure))
-        self._tell(state, ok=failure is None)
+            self._tell(state, ok=False)
+        else:
+            self._tell(state, ok=True, sums=plan.sums())
 
-    def _tell(self, state: LayerState, *, ok: bool) -> None:
+    def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
         self._order.save_ended()
         assert state.tenancy is not None
         with suppress(KvdRefused):
-            self._client.slots.save_ended(state.tenancy, SAVER, ok)
+            self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums)
         state.saved.set()

@@ -215,6 +215,8 @@ class Stream(Protocol):
     ) -> None:
         """Copy byte ranges; `spans` may change after the call, the bytes may not.
 
+        SummedSpans may not change either: before anything behind the copy runs, their `sums` are
+        those of the source bytes as they were copied. Those of a copy that failed mean nothing.
         A span that does not fit fails the operation, and then none of its bytes move.
         """
 

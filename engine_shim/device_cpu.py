@@ -33,8 +33,8 @@ from engine_shim.device import (
 )
 from engine_shim.device_cpu_state import CpuEvent, Record, SharedState
 from engine_shim.device_memory import MemfdMemory, mapping_of
-from kvd.plan.runs import CopySpans
-from kvd_kernels.host import Mapping, copy_spans
+from kvd.plan.runs import CopySpans, SummedSpans
+from kvd_kernels.host import Mapping, copy_spans, copy_sums
 
 QUEUE_MAX: Final = 1024
 SUBMIT_TIMEOUT_NS: Final = 10_000_000_000
@@ -79,11 +79,15 @@ class CpuStream:
         """Copy byte ranges; the interpreter lock is free while they move."""
         to, source = mapping_of("dst", dst), mapping_of("src", src)
         triples = spans.buffer.tobytes()
+        summed = spans if isinstance(spans, SummedSpans) else None
         label = f"copy of {spans.num_bytes} bytes on stream {self.name}"
 
         def run() -> DeviceError | None:
             try:
-                copy_spans(to, source, triples)
+                if summed is None:
+                    copy_spans(to, source, triples)
+                else:
+                    copy_sums(to, source, triples, summed.counts, summed.sums)
             except (IndexError, ValueError) as error:
                 return DeviceError(DeviceCode.COPY_FAILED, f"{label}: {error}")
             return None

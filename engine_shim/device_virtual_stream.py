@@ -19,8 +19,8 @@ from engine_shim.device import (
     check_timeout,
 )
 from engine_shim.device_memory import mapping_of
-from kvd.plan.runs import CopySpans
-from kvd_kernels.host import Mapping, copy_spans
+from kvd.plan.runs import NOT_COPIED, CopySpans, SummedSpans
+from kvd_kernels.host import Mapping, checksum_spans, copy_spans
 
 if TYPE_CHECKING:
     from engine_shim.device_virtual import VirtualDevice
@@ -115,14 +115,18 @@ class VirtualStream:
     def copy(
         self, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping, spans: CopySpans
     ) -> None:
-        """Copy byte ranges: half of each span when the copy starts, the rest when it ends."""
+        """Copy byte ranges: half of each span when the copy starts, the rest when it ends.
+
+        Checksums are of the source as it is at the end.
+        """
         to, source = mapping_of("dst", dst), mapping_of("src", src)
         link, engine = self._device.link(self.name)
         duration = link.duration_ns(spans.num_bytes)
         label = f"copy of {spans.num_bytes} bytes on stream {self.name}"
-        error = _misfit(to, source, spans.buffer)
+        moved = _moved(spans)
+        error = _misfit(to, source, moved)
         failure = DeviceError(DeviceCode.COPY_FAILED, f"{label}: {error}") if error else None
-        halves = _halves(spans.buffer) if self._device.move_bytes and not failure else None
+        halves = _halves(moved) if self._device.move_bytes and not failure else None
 
         def start(op: _Op) -> None:
             engine.enter(lambda: move(op))
@@ -137,6 +141,8 @@ class VirtualStream:
             self._device.note(self.name, "copy", began)
             last = halves[1] if halves and failure is None else None
             outcome = failure or _try_copy(label, to, source, last)
+            if isinstance(spans, SummedSpans) and outcome is None:
+                _sum(source, spans)
             engine.leave()
             self._end(op, outcome)
 
@@ -303,6 +309,25 @@ class VirtualStream:
             f"stream {self.name} did not end within {timeout_ns} ns: {where} runs and "
             f"{len(self._queue)} operations are queued; the memory they touch is not free",
         )
+
+
+def _moved(spans: CopySpans) -> array[int]:
+    """The triples of which bytes move."""
+    triples = spans.buffer
+    if not isinstance(spans, SummedSpans):
+        return triples
+    kept = array("Q")
+    for at in range(0, len(triples), 3):
+        if triples[at] != NOT_COPIED:
+            kept.extend(triples[at : at + 3])
+    return kept
+
+
+def _sum(src: Mapping, spans: SummedSpans) -> None:
+    pairs = array("Q")
+    for at in range(0, len(spans.buffer), 3):
+        pairs.extend(spans.buffer[at + 1 : at + 3])
+    checksum_spans(src, pairs, spans.counts, spans.sums)
 
 
 def _misfit(dst: Mapping, src: Mapping, triples: array[int]) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine_shim.copy_plan import CopyPlan
 from engine_shim.ring import pool_rows, slot_rows
 from engine_shim.steps import StepRequest
 from kvd.plan.layout import BlockLayout
-from kvd.plan.runs import CopySpans, add_rows
+from kvd.plan.runs import BlockRows, add_rows
+from kvd.plan.sums import add_group, is_summed
 from kvd.wire.layout import DeviceLayout
 from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd.wire.sum_layout import SumView
 
 SAVER = "save"
 """Name of a tenancy's one save."""
@@ -107,18 +110,67 @@ class LayerRows:
         return items
 
     def add_load(
-        self, spans: CopySpans, layer: int, slot: int, request: StepRequest, have: int
+        self,
+        plan: CopyPlan,
+        layer: int,
+        slot: int,
+        request: StepRequest,
+        have: int,
+        sums: SumView | None,
     ) -> None:
-        """Add the copy of rows [have, num_computed) from the pool into the slot."""
-        for span in self._blocks.spans(layer, self._shard):
-            in_slot = slot_rows(self._layout, slot, span.part, request.device_blocks)
-            in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
-            add_rows(spans, have, request.num_computed, in_slot, in_pool)
+        """Add the copy of rows [have, num_computed) from the pool into the slot.
 
-    def add_save(self, spans: CopySpans, layer: int, slot: int, request: StepRequest) -> None:
-        """Add the copy of the step's new rows from the slot into the pool."""
-        end = request.saved_end(self._blocks.block_tokens)
+        sums: what the blocks' checksums must be, None to compare none.
+        """
+        parts = [(there, here) for here, there in self._parts(layer, slot, request)]
+        if sums is None:
+            for dst, src in parts:
+                add_rows(plan.plain, have, request.num_computed, dst, src)
+            return
+        size = self._blocks.block_tokens
+        span = layer * self._blocks.spec.num_shards + self._shard
+        for at in range(have // size, -(-request.num_computed // size)):
+            block, first = request.pool_blocks[at], at * size
+            rows = (max(have, first), min(request.num_computed, first + size))
+            known = sums.get(span, block)
+            if known is not None and rows[1] <= first + known.tokens <= first + size:
+                plan.expected.append((block, known.crc))
+                add_group(plan.summed, (first, first + known.tokens), rows, parts)
+            else:
+                for dst, src in parts:
+                    add_rows(plan.plain, *rows, dst, src)
+
+    def add_save(
+        self, plan: CopyPlan, layer: int, slot: int, request: StepRequest, mode: str
+    ) -> None:
+        """Add the copy of the step's new rows from the slot into the pool.
+
+        mode: which blocks get a checksum (`kvd.plan.sums`).
+        """
+        size = self._blocks.block_tokens
+        start, stop = request.num_computed, request.saved_end(size)
+        parts = self._parts(layer, slot, request) if start < stop else []
+        if mode == "off" or not parts:
+            for dst, src in parts:
+                add_rows(plan.plain, start, stop, dst, src)
+            return
+        for at in range(start // size, -(-stop // size)):
+            first, end = at * size, min(stop, (at + 1) * size)
+            if is_summed(mode, request.pool_blocks[at], layer):
+                plan.marks.append(len(plan.summed.counts))
+                add_group(plan.summed, (first, end), (first, end), parts)
+            else:
+                plan.marks.append(-1)
+                for dst, src in parts:
+                    add_rows(plan.plain, max(start, first), end, dst, src)
+
+    def _parts(
+        self, layer: int, slot: int, request: StepRequest
+    ) -> list[tuple[BlockRows, BlockRows]]:
+        """(rows in the pool, rows in the slot) of each part of the layer."""
+        parts = []
         for span in self._blocks.spans(layer, self._shard):
             in_slot = slot_rows(self._layout, slot, span.part, request.device_blocks)
             in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
-            add_rows(spans, request.num_computed, end, in_pool, in_slot)
+            parts.append((in_pool, in_slot))
+        return parts

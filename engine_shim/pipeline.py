@@ -221,11 +221,17 @@ class PrefillPipeline:
             return
         step.fail(failure or StepFailed("aborted", "the engine gave the step up"))
         self._step = None
+        # The loader may wait for a slot of this very step: it gets it, and then sees the failure.
+        self._let_go(step)
         step.loads_issued.wait(step.seconds_left() + 1.0)
+        self._let_go(step)
+
+    def _let_go(self, step: Step) -> None:
         for state in step.layers:
             if state.tenancy is not None and not state.is_computed:
                 state.loaded.wait(step.seconds_left() + 1.0)
                 self._contents.void(state.tenancy.slot)
+                state.is_computed = True
                 # A slot that cannot be let go by word is freed by the re-attach, or by our death.
                 with suppress(KvdRefused):
                     self._client.slots.computed(state.tenancy, state.is_written)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine_shim.client import Tenancy, Ticket
-from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd.wire.slot_items import BadSumItem, LoadItem, ReadItem, SaveItem
+from kvd.wire.sum_layout import SumView
 from kvd_kernels.host import Mapping
 
 
@@ -33,8 +34,8 @@ class Desk(Protocol):
         Raises: KvdRefused.
         """
 
-    def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
-        """Its loads have ended."""
+    def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
+        """Its loads have ended; `bad` blocks had the wrong checksum."""
 
     def written(
         self,
@@ -53,7 +54,12 @@ class Desk(Protocol):
         """Wait until kvd keeps both ends of this save for us; then its copy may start."""
 
     def save_ended(
-        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+        self,
+        tenancy: Tenancy,
+        saver: str,
+        ok: bool,
+        tokens: Sequence[int] = (),
+        sums: bytes = b"",
     ) -> Ticket:
         """A save has ended."""
 
@@ -72,6 +78,16 @@ class SlotClient(Protocol):
     @property
     def pool(self) -> Mapping | None:
         """The pool's data."""
+
+    @property
+    def checksums(self) -> str:
+        """Which spans kvd wants checksums of: off, sampled or always."""
+
+    def span_sums(self) -> SumView | None:
+        """What the checksums of the pool's spans must be, None when none are kept.
+
+        Raises: KvdRefused.
+        """
 
 
 def pool_of(client: SlotClient, tenancy: Tenancy) -> Mapping | None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from engine_shim.client import KvdRefused, Tenancy
 from engine_shim.device import DeviceError, Event
+from kvd.plan.sums import BadSpan
+
+CHECKSUM_MISMATCH: Final = "checksum_mismatch"
+"""Code of a step that loaded damaged blocks; kvd has dropped those, so a retry computes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,16 @@ def as_step_failure(error: KvdRefused | DeviceError) -> StepFailed:
     if isinstance(error, DeviceError):
         return StepFailed(str(error.code), error.detail)
     return StepFailed(error.code, f"{error.what} {error.remedy}".strip())
+
+
+def checksum_failure(layer: int, bad: Sequence[BadSpan]) -> StepFailed:
+    """The failure of a step that loaded other bytes than had been saved."""
+    block, expected, got = bad[0]
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return StepFailed(
+        CHECKSUM_MISMATCH,
+        f"pool block {block}{more}, layer {layer}: checksum {got:08x} instead of {expected:08x}",
+    )
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ from engine_shim.testing_rules import (
     Swap,
     Twice,
 )
-from kvd.plan.runs import CopySpans
+from kvd.plan.runs import NOT_COPIED, CopySpans, SummedSpans
 from kvd_kernels.host import Mapping
 
 __all__ = [
@@ -232,7 +232,8 @@ class FaultyStream:
     ) -> None:
         """Copy byte ranges, or fail half-way, or after the next copy."""
         op, fault = self._device.submitted(self.name, "copy", spans.num_bytes)
-        pieces = _first_bytes(spans, spans.num_bytes)
+        summed = isinstance(spans, SummedSpans)
+        pieces = spans if summed else _first_bytes(spans, spans.num_bytes)
         if isinstance(fault, Swap) and self._held is None:
             self._held = (op, lambda: self.inner.copy(dst, src, pieces))
             return
@@ -354,6 +355,8 @@ def _first_bytes(spans: CopySpans, nbytes: int) -> CopySpans:
     """Return the first nbytes of a copy."""
     triples, cut = spans.buffer, CopySpans()
     for at in range(0, len(triples), 3):
+        if triples[at] == NOT_COPIED:
+            continue
         length = min(triples[at + 2], nbytes - cut.num_bytes)
         if length > 0:
             cut.add(triples[at], triples[at + 1], length)

@@ -216,6 +216,12 @@ class KvdClient(Operations):
         session = self._core.session
         return session.block_stride if session is not None else 0
 
+    @property
+    def checksums(self) -> str:
+        """Which spans of the pool have checksums: off, sampled or always, as kvd says."""
+        session = self._core.session
+        return session.checksums if session is not None else "off"
+
     def statistics(self) -> ClientStatistics:
         """What was done so far."""
         core = self._core

@@ -26,6 +26,7 @@ from engine_shim.client.slots import Tenancy
 from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
 from kvd.wire.slot_items import (
     AcquiredItem,
+    BadSumItem,
     ComputedItem,
     LoadEndedItem,
     LoadItem,
@@ -216,13 +217,14 @@ class SlotDesk:
         if not is_kept:
             raise KvdRefused("pool_lost", what=f"the loads of slot {tenancy.slot}")
 
-    def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
+    def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """All loads of the tenancy have ended; not ok poisons its rows.
 
+        Args: bad: blocks whose bytes are not those that were saved; kvd poisons them.
         Raises: KvdRefused(tenancy_misused).
         """
         core = self._core
-        item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok)
+        item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok and not bad, list(bad))
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy).loads = ()
@@ -298,15 +300,22 @@ class SlotDesk:
                 raise KvdRefused("pool_lost", what=what)
 
     def save_ended(
-        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+        self,
+        tenancy: Tenancy,
+        saver: str,
+        ok: bool,
+        tokens: Sequence[int] = (),
+        sums: bytes = b"",
     ) -> Ticket:
         """A save has ended; it touches neither slot nor blocks any more.
 
-        Args: tokens: valid ones for each target block, () = as announced in `written`.
+        Args:
+            tokens: valid ones for each target block, () = as announced in `written`.
+            sums: checksum of each target block, as `SaveEndedItem` says; b"" for none.
         Raises: KvdRefused(tenancy_misused).
         """
         core = self._core
-        item = SaveEndedItem(tenancy.slot, tenancy.epoch, saver, ok, list(tokens))
+        item = SaveEndedItem(tenancy.slot, tenancy.epoch, saver, ok, list(tokens), sums)
         sizes = self._checked(item)
         with core.lock:
             use = core.books.use_of(tenancy)

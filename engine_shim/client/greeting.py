@@ -13,7 +13,7 @@ from engine_shim.client.attaching import Attachment, attach, receive
 from engine_shim.client.errors import KvdRefused
 from engine_shim.client.identity import MemberIdentity, Sockets
 from engine_shim.client.options import left_ms
-from engine_shim.client.session import Core, LinkState, Session
+from engine_shim.client.session import SUMS_REGION, Core, LinkState, Session
 from kvd.wire.codec import FrameError, client_codec, server_codec
 from kvd.wire.messages import Error, Hello, HelloOk, SlotAnnounce
 from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
@@ -205,6 +205,7 @@ def install(core: Core, greeted: Greeted) -> None:
         reply.num_blocks,
         reply.block_stride,
         reply.batch_items_max,
+        reply.checksums,
     )
     retired = []
     with core.lock:
@@ -222,6 +223,10 @@ def install(core: Core, greeted: Greeted) -> None:
             core.pool_file = attachment.pool_file
             retired = list(core.regions.values())
             core.regions.clear()
+        if reply.boot_id != core.boot_id:
+            # Another life records checksums elsewhere, whatever memory it took over.
+            old_sums = core.regions.pop(SUMS_REGION, None)
+            retired += [old_sums] if old_sums is not None else []
         attachment.pool = None
         core.session, core.boot_id = session, reply.boot_id
         core.attaches += 1

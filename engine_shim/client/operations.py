@@ -17,9 +17,10 @@ from typing import Final
 
 from engine_shim.client.calls import Caller, Reply
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.session import Core
+from engine_shim.client.session import SUMS_REGION, Core
 from kvd.wire import messages as msg
 from kvd.wire.protocol import DIGEST_BYTES
+from kvd.wire.sum_layout import SumView
 from kvd_kernels.host import Mapping
 
 HASH_BYTES: Final = DIGEST_BYTES
@@ -31,6 +32,7 @@ class Operations:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._caller = Caller(core)
+        self._sums: tuple[Mapping | None, SumView | None] = (None, None)
 
     # Requests and blocks (scheduler members) --------------------------------------------------
 
@@ -175,6 +177,36 @@ class Operations:
             what = f"the allocation in region {region}"
             codes += self._statuses(msg.Allocated, (region, some), what, len(some), end)
         return codes
+
+    # Checksums --------------------------------------------------------------------------------
+
+    def span_sums(self, deadline_s: float | None = None) -> SumView | None:
+        """What the checksums of the pool's spans must be, None when kvd keeps none.
+
+        Asked for once in each life of kvd; reading it costs no request.
+
+        Raises: KvdRefused(frame_malformed): what kvd mapped is something else.
+        """
+        core = self._core
+        with core.lock:
+            session, known = core.session, core.regions.get(SUMS_REGION)
+        if session is None or session.checksums == "off":
+            return None
+        if known is None:
+            try:
+                known = self._caller.map_region(SUMS_REGION, self._caller.end(deadline_s))
+            except KvdRefused as refusal:
+                if refusal.code == "region_unknown":
+                    return None  # kvd had no memory for it
+                raise
+        seen, view = self._sums
+        if seen is not known or view is None:
+            try:
+                view = SumView(known)
+            except ValueError as error:
+                raise KvdRefused("frame_malformed", detail=str(error)) from error
+            self._sums = known, view
+        return view
 
     # Transfers --------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from engine_shim.client.attaching import (
     receive,
 )
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.session import Core, MapCall, SessionLost
-from kvd.wire.attach import Mapped, MapRegion
+from engine_shim.client.session import SUMS_REGION, Core, MapCall, SessionLost
+from kvd.wire.attach import Mapped, MapRegion, MapSums
 from kvd.wire.codec import attach_request_codec
 from kvd_kernels.host import Mapping
 
@@ -39,7 +39,8 @@ class RegionCalls:
                 return
             call = self._asked = core.map_calls.popleft()
         try:
-            self._sock.send(self._encode(MapRegion(call.region)))
+            wanted = MapSums() if call.region == SUMS_REGION else MapRegion(call.region)
+            self._sock.send(self._encode(wanted))
         except OSError as error:
             raise SessionLost(core.gone(error.strerror or str(error))) from error
 
@@ -69,7 +70,7 @@ class RegionCalls:
     def _settle(self, call: MapCall, data: bytes, fds: list[int]) -> None:
         core = self._core
         try:
-            mapping, file = _map(data, fds)
+            mapping, file = _map(data, fds, call.region)
         except KvdRefused as refusal:
             with core.lock:
                 core.requests.refuse(call.number, refusal)
@@ -91,11 +92,13 @@ class RegionCalls:
             core.room.notify_all()
 
 
-def _map(data: bytes, fds: list[int]) -> tuple[Mapping, FileId]:
+def _map(data: bytes, fds: list[int], region: str) -> tuple[Mapping, FileId]:
     reply = decode_reply(data)
     if not isinstance(reply, Mapped) or len(fds) != 1:
         raise KvdRefused("frame_malformed", detail="this is not the memory of a region")
     try:
+        if region == SUMS_REGION:
+            return Mapping(fds[0], reply.num_bytes, writable=False), file_of(fds[0])
         return map_memory(fds[0], reply.num_bytes), file_of(fds[0])
     except (ValueError, OSError) as error:
         raise KvdRefused("frame_malformed", detail=f"memory of a region: {error}") from error

@@ -70,11 +70,16 @@ class Session:
     num_blocks: int
     block_stride: int
     items_max: int
+    checksums: str = "off"
 
     @property
     def event_bytes_max(self) -> int:
         """Bytes of the items of one frame."""
         return self.codec.limit - FRAME_ROOM
+
+
+SUMS_REGION: Final = ""
+"""Name under which the pool's checksum area is kept beside the regions; no region has it."""
 
 
 class MapCall(NamedTuple):

@@ -22,7 +22,7 @@ from engine_shim.reference.model import SparseModel
 from engine_shim.reference.rank_group import RankGroup, StepOrder
 from engine_shim.reference.ring_cache import RingCache, SlotTensors
 from engine_shim.requests import PooledRequest, RequestPool
-from engine_shim.steps import StepFailed, StepRequest, Target
+from engine_shim.steps import CHECKSUM_MISMATCH, StepFailed, StepRequest, Target
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
@@ -104,12 +104,9 @@ class PrefillEngine:
             )
         device_blocks = self._ids.take(blocks)
         try:
-            pooled = self._admit(request, tokens)
-            try:
-                first, steps = self._run(pooled, tokens, device_blocks, tuple(targets), progress)
-            except (StepFailed, KvdRefused):
-                self._give_up(pooled)
-                raise
+            pooled, first, steps = self._compute(
+                request, tokens, device_blocks, tuple(targets), progress
+            )
             outcomes = tuple(self._outcome(target) for target in targets)
             self._pool.end(pooled)
         except StepFailed:
@@ -119,11 +116,39 @@ class PrefillEngine:
             self._drop_targets(targets)
             raise StepFailed(error.code, str(error)) from error
         finally:
-            self._group.send(StepOrder.forget(request))
-            self._pipeline.forget(request)
+            self._forget(request)
             self._ids.give_back(device_blocks)
         seconds = time.monotonic() - started
         return PrefillResult(len(tokens), pooled.hit_tokens, steps, seconds, first, outcomes)
+
+    def _compute(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        device_blocks: tuple[int, ...],
+        targets: tuple[Target, ...],
+        progress: Progress | None,
+    ) -> tuple[PooledRequest, int, int]:
+        """Admit the request and run its chunks: (blocks, first token after the prompt, steps).
+
+        Damaged blocks of the pool are gone once they were noticed: the prompt is computed again,
+        once. With targets it is not, since they have been offered rows of the first attempt.
+        """
+        for may_retry in (not targets, False):
+            pooled = self._admit(request, tokens)
+            try:
+                return pooled, *self._run(pooled, tokens, device_blocks, targets, progress)
+            except (StepFailed, KvdRefused) as failure:
+                self._give_up(pooled)
+                if not may_retry or failure.code != CHECKSUM_MISMATCH:
+                    raise
+                self._forget(request)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _forget(self, request: str) -> None:
+        """What the slots of all ranks hold of the request is void."""
+        self._group.send(StepOrder.forget(request))
+        self._pipeline.forget(request)
 
     def _admit(self, request: str, tokens: Sequence[int]) -> PooledRequest:
         self._client.wait_attached(self._deadline_s)

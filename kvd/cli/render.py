@@ -36,6 +36,12 @@ from kvd.server.models_tables import (
 
 _PLACE: Final = re.compile(r"\{(\w+)[^}]*\}")
 
+_CHECKSUMS: Final = {
+    "off": "off: wrong bytes in host memory are not noticed",
+    "sampled": "sampled: every eighth span",
+    "always": "always",
+}
+
 # Status ------------------------------------------------------------------------------------------
 
 
@@ -93,6 +99,8 @@ def _facts(status: Status) -> Table:
         grid.add_row("", status.memory.last_life)
     for name, text in (*pool_facts(status.pool), *eviction_facts(status)):
         grid.add_row(name, text)
+    mode, bad = status.pool.checksums, status.counters.get("checksum_mismatches", 0)
+    grid.add_row("checksums", _CHECKSUMS.get(mode, mode) + (f"; {bad} mismatches" if bad else ""))
     hits = status.hits
     rate = percent(hits.blocks_hit, hits.blocks_asked)
     grid.add_row("prefix hits", f"{rate} ({hits.blocks_hit} of {hits.blocks_asked} blocks asked)")

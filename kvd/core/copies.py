@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvd.core import arming, outgoing
 from kvd.core import slot_events as se
 from kvd.core.block_types import BlockShape
-from kvd.core.effects import Effect, StoreGate
+from kvd.core.effects import Effect, StoreGate, WriteSums
 from kvd.core.errors import LocalError
 from kvd.core.holds import HoldKind
 from kvd.core.ids import LoadId, ReadId, RequestKey, SaveId, SlotRef
-from kvd.core.pool_ops import poison_block, pool_of
+from kvd.core.pool_ops import poison_block, poison_mismatch, pool_of
 from kvd.core.slot import Slot
 from kvd.core.state import Member, State, Tenancy
 
@@ -17,6 +17,9 @@ GATE_FREE = 1
 GATE_HELD = 2
 GATE_QUARANTINED = 3
 """States of a gate word; `kvd.wire.gate_layout` has the same (a test compares them)."""
+
+SUM_BYTES = 4
+"""Bytes of one checksum in a `SaveEnded`."""
 
 # Saves -------------------------------------------------------------------------------------------
 
@@ -71,24 +74,37 @@ def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
 
 
 def check_counts(member: Member, event: se.SaveEnded) -> None:
-    """Whether the counts that a `SaveEnded` names fit the save that was announced."""
+    """Whether counts and checksums of a `SaveEnded` fit the save that was announced."""
     tenancy = member.held.get(event.ref.slot)
     save = tenancy.saves.get(event.saver) if tenancy is not None else None
     if save is None:
         return
-    if len(event.tokens) != len(save.tokens) or any(
-        not 0 <= got <= said for got, said in zip(event.tokens, save.tokens, strict=True)
+    if event.tokens and (
+        len(event.tokens) != len(save.tokens)
+        or any(not 0 <= got <= said for got, said in zip(event.tokens, save.tokens, strict=True))
     ):
         raise LocalError("frame_malformed", detail="token counts do not fit the announced save")
+    if event.sums and len(event.sums) != SUM_BYTES * len(save.blocks):
+        raise LocalError("frame_malformed", detail="checksums do not fit the announced save")
 
 
-def settle_save(m: State, effect: se.SettleSave, event: se.SlotEvent) -> None:
-    """A save's hold is lifted: its spans are valid, or their blocks poisoned."""
+def settle_save(m: State, effect: se.SettleSave, event: se.SlotEvent, out: list[Effect]) -> None:
+    """A save's hold is lifted: its spans are valid, or their blocks poisoned.
+
+    Checksums go out at once, before any header that the end of this save makes ready. A save
+    without any voids those of the saves before it.
+    """
     m.counters["saves_ok" if effect.ok else "saves_failed"] += 1
     if m.pool is None:
         return
-    counts = event.tokens if isinstance(event, se.SaveEnded) else ()
-    m.pool.blocks.end_save(SaveId(effect.ref, effect.saver), effect.ok, counts)
+    table, save = m.pool.blocks, SaveId(effect.ref, effect.saver)
+    counts, sums = (event.tokens, event.sums) if isinstance(event, se.SaveEnded) else ((), b"")
+    opened = table.save_blocks.get(save)
+    if effect.ok and opened is not None and m.settings.checksums != "off":
+        span, blocks = opened
+        valid = counts or tuple([table.fills[block].open[span][1] for block in blocks])
+        out.append(WriteSums(span, blocks, valid, sums))
+    table.end_save(save, effect.ok, counts)
 
 
 def poison_targets(m: State, tenancy: Tenancy | None, now: int, cause: object) -> None:
@@ -181,6 +197,16 @@ def is_loading(m: State, ref: SlotRef) -> bool:
     if member is None or tenancy is None or member.slots[ref.slot].ref != ref:
         return False
     return bool(tenancy.load_blocks)
+
+
+def report_bad_sums(m: State, member: Member, event: se.LoadEnded, now: int) -> None:
+    """Poison the loaded blocks whose bytes are not those that were saved."""
+    tenancy = member.held.get(event.ref.slot)
+    if tenancy is None or member.slots[event.ref.slot].ref != event.ref:
+        return
+    for bad in event.bad:
+        if bad.block in tenancy.load_blocks:
+            poison_mismatch(m, bad, (tenancy.layer, member.shard), str(member.ref), now)
 
 
 def end_load(m: State, tenancy: Tenancy, ref: SlotRef) -> None:

@@ -12,6 +12,7 @@ from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, Owner, ReadId, SlotRef
 from kvd.core.record import record
 from kvd.core.results import Result
+from kvd.core.slot_events import BadSum
 from kvd.core.transfer_types import Offer, Source
 
 
@@ -43,11 +44,26 @@ class StoreGate:
 
 @record
 class FormatPool:
-    """Lay the pool out anew: every header reset."""
+    """Lay the pool out anew: every header reset, no checksum known."""
 
     stride: int
     total: int
     digest: bytes
+    num_spans: int = 0
+
+
+@record
+class WriteSums:
+    """Record the checksums of one span of some blocks, before a header says that they are ready.
+
+    tokens: valid rows of each block.
+    sums:   as in `SaveEnded`.
+    """
+
+    span: int
+    blocks: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sums: bytes
 
 
 @record
@@ -181,12 +197,13 @@ class StartCopy:
 
 @record
 class SendReadEnded:
-    """Tell the producer's kvd that a granted read has ended."""
+    """Tell the producer's kvd that a granted read has ended, and what it found damaged."""
 
     peer: str
     ref: SlotRef
     read: ReadId
     ok: bool
+    bad: tuple[BadSum, ...] = ()
 
 
 @record
@@ -220,6 +237,7 @@ Effect = (
     | Refuse
     | StoreGate
     | FormatPool
+    | WriteSums
     | WriteHeader
     | MarkFilling
     | MarkVoid

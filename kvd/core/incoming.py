@@ -158,7 +158,9 @@ def copy_ended(m: State, e: ev.CopyEnded, now: int, out: list[Effect]) -> None:
     known.ok = e.ok
     m.count("copies_ok" if e.ok else "copies_failed")
     m.story.record(now, (e.read,), e, "ended")
-    out.append(SendReadEnded(known.peer, known.ref, e.read, e.ok))
+    out.append(SendReadEnded(known.peer, known.ref, e.read, e.ok, e.bad))
+    if e.bad:
+        m.counters["checksum_mismatches"] += len(e.bad)
     if e.ok and not transfer.failed:
         _merge(transfer.received[e.read.layer], e.read.start, known.end)
     if not e.ok and e.read.attempt + 1 >= m.rules.timing.read_attempts:

@@ -130,7 +130,8 @@ def _check_pool(m: State, e: ev.MemberJoined, engine: Engine, out: list[Effect])
         if pool is not None:
             m.count("pool_reformatted")
         made = m.make_pool(layout.shape, layout.stride, layout.namespace)
-        out.append(FormatPool(layout.stride, made.blocks.total, layout.namespace))
+        spans = layout.shape.num_spans
+        out.append(FormatPool(layout.stride, made.blocks.total, layout.namespace, spans))
     if number is None:
         number = m.namespaces[layout.namespace] = len(m.namespaces)
     if e.hash_probe:

@@ -29,6 +29,7 @@ from kvd.core.holds import (
     still_running,
 )
 from kvd.core.ids import ReadId, SlotRef
+from kvd.core.pool_ops import poison_mismatch
 from kvd.core.state import OutRead, OutTransfer, State
 from kvd.core.transfer_types import Offer, Source, SourceKind
 
@@ -179,6 +180,18 @@ def pool_ended(m: State, event: se.ReadEnded, now: int, out: list[Effect]) -> bo
         return True
     _end(m, found, event.ok, now, out)
     return True
+
+
+def report_bad_sums(m: State, e: ev.EndCame, now: int) -> None:
+    """Poison the pool blocks that a reader found damaged, if it was granted this very read."""
+    found = _find(m, e.read)
+    if found is None or found.hold is None or found.ref != e.ref:
+        return
+    if found.hold.executor != e.executor:
+        return
+    for bad in e.bad:
+        if bad.block in found.spec.pool_blocks:
+            poison_mismatch(m, bad, (found.layer, found.shard), e.executor, now)
 
 
 def _end(m: State, found: OutRead, ok: bool, now: int, out: list[Effect]) -> None:

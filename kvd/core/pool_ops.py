@@ -16,6 +16,8 @@ from kvd.core.effects import ClearHeaders, Effect, MarkFilling, MarkVoid, Reply,
 from kvd.core.errors import LocalError
 from kvd.core.ids import RequestKey
 from kvd.core.prefix import HASH_BYTES
+from kvd.core.record import record
+from kvd.core.slot_events import BadSum
 from kvd.core.state import Engine, Request, State
 
 ROOM_BATCH: Final = 256
@@ -174,6 +176,28 @@ def poison_block(m: State, block: int, now: int, cause: object) -> None:
         for read in transfer.open.values():
             if read.hold is not None and block in read.spec.pool_blocks:
                 read.poisoned = True
+
+
+@record
+class SumMismatch:
+    """The bytes of a span are not those that were saved; checksums in hexadecimal."""
+
+    block: int
+    layer: int
+    shard: int
+    expected: str
+    got: str
+
+
+def poison_mismatch(m: State, bad: BadSum, span: tuple[int, int], finder: str, now: int) -> None:
+    """Poison a block that was copied out with another checksum than it was copied in.
+
+    Args: span: (layer, shard). finder: who copied it.
+    """
+    where = SumMismatch(bad.block, *span, f"{bad.expected:08x}", f"{bad.got:08x}")
+    m.count("checksum_mismatches")
+    m.story.record(now, (f"block{bad.block}", finder), where, "checksum_mismatch")
+    poison_block(m, bad.block, now, where)
 
 
 def expire(m: State, now: int, out: list[Effect]) -> None:

@@ -68,11 +68,24 @@ class Acquired:
 
 
 @record
+class BadSum:
+    """A loaded span whose checksum differs: the bytes in its block are not what was saved."""
+
+    block: int
+    expected: int
+    got: int
+
+
+@record
 class LoadEnded:
-    """The loads of a tenancy have ended: their source blocks are not read any more."""
+    """The loads of a tenancy have ended: their source blocks are not read any more.
+
+    bad: spans whose bytes were not those that had been saved; then it is not ok.
+    """
 
     ref: SlotRef
     ok: bool
+    bad: tuple[BadSum, ...] = ()
 
 
 @record
@@ -95,12 +108,16 @@ class Computed:
 
 @record
 class SaveEnded:
-    """A save ended; `tokens` per target block as in its SaveSpec, () = as announced."""
+    """A save ended; `tokens` per target block as in its SaveSpec, () = as announced.
+
+    sums: checksum of each target block's span, u32 little endian, 0 for none; b"" = none at all.
+    """
 
     ref: SlotRef
     saver: str
     ok: bool
     tokens: tuple[int, ...] = ()
+    sums: bytes = b""
 
 
 @record

@@ -68,7 +68,7 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
         slot = _slot(member, event.ref)
         if slot.ref == event.ref:
             if type(event) is se.SaveEnded:
-                if event.tokens:
+                if event.tokens or event.sums:
                     copies.check_counts(member, event)
             elif type(event) is se.Computed:
                 copies.check_loads_ended(member, event)
@@ -83,8 +83,10 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
     if type(event) is se.Written:
         event = arming.without_failed(m, event)
     elif type(event) is se.LoadEnded:
+        if event.bad:
+            copies.report_bad_sums(m, member, event, now)
         copies.end_load_at(m, member, event.ref)
-        if event.ok:
+        if event.ok and not event.bad:
             return ""
         event = se.Poisoned(event.ref)
     return apply(m, member, event, now, out)
@@ -134,6 +136,8 @@ def decline_came(m: State, e: ev.DeclineCame, now: int, out: list[Effect]) -> No
 
 def end_came(m: State, e: ev.EndCame, now: int, out: list[Effect]) -> None:
     """A granted read ended."""
+    if e.bad:
+        outgoing.report_bad_sums(m, e, now)
     event = se.ReadEnded(e.ref, e.read, e.executor, e.ok)
     if not outgoing.pool_ended(m, event, now, out):
         feed(m, event, now, out)
@@ -193,7 +197,7 @@ def apply(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Eff
             m.count(f"ignored_{effect.why}")
             why = effect.why
         elif type(effect) is se.SettleSave:
-            copies.settle_save(m, effect, event)
+            copies.settle_save(m, effect, event, out)
         else:
             _perform(m, member, tenancy, effect, now, out)
     return why

@@ -59,6 +59,7 @@ class Settings:
     eviction:      name of the eviction policy.
     high_water:    share of the blocks in use above which ticks evict,
     low_water:     and the share where they stop; 1.0 for both: only a reserve evicts.
+    checksums:     which spans of the pool have checksums: off, sampled or always.
     """
 
     pool_bytes: int = 0
@@ -70,6 +71,7 @@ class Settings:
     eviction: str = "arc"
     high_water: float = 1.0
     low_water: float = 1.0
+    checksums: str = "off"
     timing: Timing = field(default_factory=Timing)
     limits: Limits = field(default_factory=Limits)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, ReadId, SlotRef
 from kvd.core.record import record
+from kvd.core.slot_events import BadSum
 from kvd.core.transfer_types import Offer, Source
 
 # Reads, producer side ----------------------------------------------------------------------------
@@ -31,12 +32,13 @@ class DeclineCame:
 
 @record
 class EndCame:
-    """A reader's granted read has ended."""
+    """A reader's granted read has ended; `bad`: pool blocks that it found damaged."""
 
     executor: str
     ref: SlotRef
     read: ReadId
     ok: bool
+    bad: tuple[BadSum, ...] = ()
 
 
 @record
@@ -147,11 +149,12 @@ class QueryCame:
 
 @record
 class CopyEnded:
-    """A copy that this kvd executed has ended."""
+    """A copy that this kvd executed has ended; `bad`: the peer's pool blocks that are damaged."""
 
     read: ReadId
     ok: bool
     detail: str = ""
+    bad: tuple[BadSum, ...] = ()
 
 
 @record

@@ -27,6 +27,7 @@ from kvd.memory.region import MemfdRegion
 POOL: Final = "pool"
 META: Final = "pool-meta"
 RECORD: Final = "record"
+SUMS: Final = "pool-sums"
 
 TAKEN_OVER: Final = "taken over from the last life of kvd, as it was made"
 
@@ -53,6 +54,7 @@ class Inheritance:
     blocks:  what its headers say; None likewise.
     pidfds:  of members of the earlier life, by the name they are kept under.
     regions: decode regions by their name.
+    sums_fd: the checksum area of that life, -1 for none.
     note:    for the log and the status: what was taken over, and what was not.
     """
 
@@ -65,12 +67,16 @@ class Inheritance:
     pidfds: dict[str, int] = field(default_factory=dict)
     regions: dict[str, MemfdRegion] = field(default_factory=dict)
     note: str = ""
+    sums_fd: int = -1
 
     def close(self) -> None:
         """Give everything back."""
         for region in (self.data, self.meta, self.record_region, *self.regions.values()):
             region.close()
         close_all(self.pidfds)
+        if self.sums_fd >= 0:
+            os.close(self.sums_fd)
+            self.sums_fd = -1
 
 
 def inherit(
@@ -126,6 +132,7 @@ def _take(fds: dict[str, int], wanted: Wanted, survives: tuple[str, ...]) -> Inh
                 made.pidfds[member.kept_as] = fds.pop(member.kept_as)
         if table is not None and last.pool is not None:
             made.blocks = _read_headers(meta, table, last.pool)
+        made.sums_fd = fds.pop(SUMS, -1)
         undo.pop_all()
     return made
 

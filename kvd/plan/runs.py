@@ -41,6 +41,49 @@ class CopySpans:
         return len(self._triples) // 3
 
 
+NOT_COPIED = (1 << 64) - 1
+"""Destination of what is only read; as `kvd_kernels.host.NOT_COPIED`."""
+
+
+class SummedSpans(CopySpans):
+    """A copy whose pieces are checksummed in groups.
+
+    It belongs to the copy until that has ended. Then `sums` holds the CRC-32C of each group: of its
+    source bytes, in the order in which they were added.
+    """
+
+    def __init__(self) -> None:
+        """Nothing to copy yet, and no group."""
+        super().__init__()
+        self.counts = array("I")
+        self.sums = array("I")
+
+    def begin_group(self) -> None:
+        """What is added from now on is summed together."""
+        self.counts.append(0)
+        self.sums.append(0)
+
+    def add(self, dst: int, src: int, nbytes: int) -> None:
+        """Add a piece to the present group; it is joined only to one of the same group."""
+        self.num_bytes += nbytes
+        self._add(dst, src, nbytes)
+
+    def read(self, src: int, nbytes: int) -> None:
+        """Add a piece that is summed and not copied."""
+        self._add(NOT_COPIED, src, nbytes)
+
+    def _add(self, dst: int, src: int, nbytes: int) -> None:
+        triples = self._triples
+        if self.counts[-1]:
+            last_dst, last_src, last = triples[-3], triples[-2], triples[-1]
+            joins = dst == last_dst if dst == NOT_COPIED else last_dst + last == dst
+            if joins and last_src + last == src:
+                triples[-1] = last + nbytes
+                return
+        triples.extend((dst, src, nbytes))
+        self.counts[-1] += 1
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     """Rows of one part of one sequence, laid out in blocks.

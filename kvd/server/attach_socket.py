@@ -21,7 +21,7 @@ from kvd.core.errors import KvdError, LocalError
 from kvd.core.ids import MemberRef, kvd_executor
 from kvd.server import seqpacket
 from kvd.server.handshake import agreed
-from kvd.server.member_attach import answer, check_member, check_process, make_session
+from kvd.server.member_attach import answer, check_member, check_process, make_session, mapped
 from kvd.server.node import Node
 from kvd.server.peer_credentials import Credentials, peer_credentials, take_pidfd
 from kvd.server.sessions import MemberSession, ReaderSession, Session, new_token
@@ -184,8 +184,8 @@ class AttachSocket:
                 self._attach_member(connection, message, fds)
             case attach.AttachReader() if session is None:
                 self._attach_reader(connection, message, fds)
-            case attach.MapRegion(region) if isinstance(session, MemberSession):
-                self._map_region(session, region)
+            case attach.MapRegion() | attach.MapSums() if isinstance(session, MemberSession):
+                self._send(connection, *mapped(self._node, session, message))
             case attach.MapMember() if isinstance(session, ReaderSession):
                 self._map_member(session, message)
             case _:
@@ -233,14 +233,6 @@ class AttachSocket:
         self._unwatch(old)
         old.close_fds()
         self._node.memory.run(old.close_memory)
-
-    def _map_region(self, session: MemberSession, name: str) -> None:
-        core = self._node.state.regions.get(name)
-        region = self._node.memory.region(name)
-        if core is None or region is None or core.engine != session.ref.engine or core.dropped:
-            raise LocalError("region_unknown", region=name)
-        assert session.socket is not None
-        self._send(session.socket, attach.Mapped(region.size), [region.fd])
 
     # Readers ----------------------------------------------------------------------------------
 
@@ -299,12 +291,18 @@ class AttachSocket:
         if member is None or member.device is None:
             raise LocalError("engine_unknown", engine=message.engine)
         assert session.socket is not None
-        readonly = os.open(f"/proc/self/fd/{member.device_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        handed = [os.open(f"/proc/self/fd/{member.device_fd}", os.O_RDONLY | os.O_CLOEXEC)]
+        sums = self._node.memory.sums.area if member.layout is not None else None
         try:
-            reply = attach.Mapped(member.device.size, member.device_layout, member.layout)
-            self._send(session.socket, reply, [readonly])
+            reply = attach.Mapped(
+                member.device.size,
+                member.device_layout,
+                member.layout,
+                sums.size if sums is not None else 0,
+            )
+            self._send(session.socket, reply, [*handed, sums.fd] if sums is not None else handed)
         finally:
-            os.close(readonly)
+            seqpacket.close_all(handed)
 
     # Both -------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import KvdError, LocalError, PeerError
 from kvd.core.ids import MemberRef, kvd_executor
+from kvd.core.slot_events import BadSum
 from kvd.core.transfer_types import SourceKind
 from kvd.plan.layout import RegionLayout
 from kvd.server import peer_translate as tr
@@ -34,6 +35,7 @@ from kvd.transfer import shm
 from kvd.wire import peer_messages as pm
 from kvd.wire.codec import FrameError, consumer_codec, producer_codec
 from kvd.wire.protocol import PROTOCOL
+from kvd.wire.slot_items import BadSumItem
 
 PATH_CHARS_SHOWN: Final = 128
 """Of a path that a hello names, as much is repeated in an answer."""
@@ -279,7 +281,10 @@ class ConsumerLinks:
 
     def _send_read_ended(self, effect: ef.SendReadEnded) -> None:
         ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
-        self._to(effect.peer, lambda token, boot: pm.ReadOver(token, boot, ref, read, effect.ok))
+        bad = [BadSumItem(one.block, one.expected, one.got) for one in effect.bad]
+        self._to(
+            effect.peer, lambda token, boot: pm.ReadOver(token, boot, ref, read, effect.ok, bad)
+        )
 
     def _send_answer(self, effect: ef.SendAnswer) -> None:
         ref, read = tr.tenancy_name(effect.ref), tr.read_name(effect.read)
@@ -312,6 +317,10 @@ class ConsumerLinks:
             return
         try:
             moved = future.result()
+        except shm.SumsDiffer as error:
+            self._node.counters["copies_failed"] += 1
+            bad = tuple([BadSum(*one) for one in error.bad])
+            self._node.apply(ev.CopyEnded(read, False, str(error)[:200], bad))
         except (PeerError, ValueError, IndexError, OverflowError) as error:
             self._node.counters["copies_failed"] += 1
             self._node.apply(ev.CopyEnded(read, False, str(error)[:200]))

@@ -188,6 +188,7 @@ class EngineSocket:
             result.next_no,
             node.config.server.frame_size_max,
             node.config.limits.batch_items,
+            node.config.pool.checksums,
         )
 
     def _goodbye(self, session: MemberSession, handle: int, frame: msg.Goodbye) -> None:

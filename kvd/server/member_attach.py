@@ -107,6 +107,25 @@ def answer(node: Node, session: MemberSession, protocol: int) -> tuple[attach.At
     return reply, handed
 
 
+def mapped(
+    node: Node, session: MemberSession, message: attach.MapRegion | attach.MapSums
+) -> tuple[attach.Mapped, list[int]]:
+    """More memory that a member asked for: a decode region of its engine, or checksums.
+
+    Raises: LocalError(region_unknown).
+    """
+    if isinstance(message, attach.MapSums):
+        sums = node.memory.sums.area
+        if sums is None:
+            raise LocalError("region_unknown", region="checksums of the pool")
+        return attach.Mapped(sums.size), [sums.fd]
+    core = node.state.regions.get(message.region)
+    region = node.memory.region(message.region)
+    if core is None or region is None or core.engine != session.ref.engine or core.dropped:
+        raise LocalError("region_unknown", region=message.region)
+    return attach.Mapped(region.size), [region.fd]
+
+
 def _map_device(device_fd: int, num_bytes: int) -> Mapping:
     """Map a member's slot memory, after making sure that nobody can cut it short: reading what is
     not there any more would kill this process.

@@ -22,6 +22,7 @@ from kvd.memory.inheritance import (
     META,
     POOL,
     RECORD,
+    SUMS,
     Inheritance,
     Wanted,
     inherit,
@@ -35,6 +36,8 @@ from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all, kept_member,
 from kvd.memory.owners.choose import choose_owner, find_owner
 from kvd.memory.preflight import check_fits, check_memory
 from kvd.memory.region import MemfdRegion, RegionSnapshot, make_region
+from kvd.memory.sum_area import FLAG_SUMS
+from kvd.server.sum_keeper import SumKeeper
 
 
 class MemoryKeeper:
@@ -59,6 +62,7 @@ class MemoryKeeper:
         self._is_fresh = True
         self._guards_last_life = False
         """A start that is refused must not cost what the last life left."""
+        self.sums = SumKeeper(config.pool.checksums)
         self._regions: dict[str, MemfdRegion] = {}
         self._snapshots: dict[MemfdRegion, RegionSnapshot] = {}
 
@@ -97,6 +101,8 @@ class MemoryKeeper:
             for region in (self._data, self._meta_region, self._record_region):
                 if region is not None:
                     owner.keep(region.name, region.fd)
+            if self.sums.area is not None:
+                owner.keep(SUMS, self.sums.fd)
             for name, region in self._regions.items():
                 owner.keep(kept_region(name), region.fd)
             for name, pidfd in pidfds.items():
@@ -179,7 +185,13 @@ class MemoryKeeper:
         for region in found.regions.values():
             self._settle(region, self._config.regions.numa_node)
             self._snapshots[region] = region.snapshot()
-        return {POOL, META, RECORD, *found.pidfds, *map(kept_region, found.regions)}
+        names = {POOL, META, RECORD, *found.pidfds, *map(kept_region, found.regions)}
+        if self.sums.adopt(found):
+            self.owner.keep(SUMS, self.sums.fd)
+            names.add(SUMS)
+        if self.sums.note:
+            self.note = f"{self.note}; {self.sums.note}"
+        return names
 
     def _settle(self, region: MemfdRegion, numa_node: str) -> None:
         """As configured now; what cannot be had is said, and no reason to lose the content."""
@@ -252,6 +264,10 @@ class MemoryKeeper:
         mapping = self._meta_region.mapping
         self._meta = MetaTable.format(mapping, block, fresh=self._is_fresh)
         self._is_fresh = False
+        if self.sums.format(effect, self._worker.submit):
+            self._keep(SUMS, self.sums.fd)
+        elif self.sums.note:
+            self.note = self.sums.note
 
     def mark_filling(self, blocks: tuple[int, ...]) -> None:
         """Record that blocks are being filled."""
@@ -268,7 +284,10 @@ class MemoryKeeper:
     def write_header(self, effect: WriteHeader) -> None:
         """Record that a block is ready."""
         if self._meta is not None:
-            self._meta.commit(effect.block, effect.namespace, effect.block_hash, effect.tokens)
+            flags = FLAG_SUMS if self.sums.area is not None else 0
+            self._meta.commit(
+                effect.block, effect.namespace, effect.block_hash, effect.tokens, flags
+            )
 
     # Decode regions ---------------------------------------------------------------------------
 
@@ -328,8 +347,11 @@ class MemoryKeeper:
 
     def keep_member(self, ref: MemberRef, pidfd: int) -> None:
         """Let the next life of kvd be able to tell whether this process has ended."""
+        self._keep(kept_member(ref), pidfd)
+
+    def _keep(self, name: str, fd: int) -> None:
         try:
-            self.owner.keep(kept_member(ref), pidfd)
+            self.owner.keep(name, fd)
         except LocalError:
             self.lose_owner()  # whoever watches it finds another, which gets this one, too
 
@@ -370,6 +392,7 @@ class MemoryKeeper:
         for region in owned:
             if region is not None:
                 region.close()
+        self.sums.close()
         self._data = self._meta_region = self._record_region = self._meta = None
         self._regions.clear()
         if not keep and not self._guards_last_life:

@@ -115,6 +115,7 @@ class PoolView(Model):
     pinned_blocks: Count = Field(description="Blocks that somebody keeps.")
     evictable_blocks: Count = Field(description="Ready blocks that nobody keeps.")
     tokens_fit: Count = Field(description="Tokens that all blocks together hold.")
+    checksums: str = Field(description="Spans that have checksums: off, sampled or always.")
 
 
 class EvictionView(Model):

@@ -52,6 +52,7 @@ def settings_of(config: Config) -> Settings:
         eviction=config.pool.eviction,
         high_water=config.pool.high_water,
         low_water=config.pool.low_water,
+        checksums=config.pool.checksums,
         timing=Timing(
             release.compute_deadline,
             release.save_deadline,
@@ -108,6 +109,7 @@ class Node:
             ef.Reply: self._reply,
             ef.Refuse: self._refuse,
             ef.WriteHeader: self.memory.write_header,
+            ef.WriteSums: self.memory.sums.write,
             ef.MarkFilling: lambda effect: self.memory.mark_filling(effect.blocks),
             ef.MarkVoid: lambda effect: self.memory.mark_filling(effect.blocks),
             ef.ClearHeaders: lambda effect: self.memory.clear_headers(effect.blocks),

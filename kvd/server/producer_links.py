@@ -20,6 +20,7 @@ from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core.errors import PeerError
 from kvd.core.holds import HoldKind
+from kvd.core.slot_events import BadSum
 from kvd.server import peer_translate as tr
 from kvd.server.attach_socket import AttachSocket
 from kvd.server.host_identity import kernel_boot_id
@@ -316,7 +317,9 @@ class ProducerLinks:
                 node.apply(ev.DeclineCame(reader.executor, ref, read))
             case pm.ReadOver():
                 ref, read = tr.slot_ref(frame.tenancy), tr.read_id(frame.read)
-                node.apply(ev.EndCame(reader.executor, ref, read, frame.ok))
+                bad = tuple([BadSum(one.block, one.expected, one.got) for one in frame.bad])
+                ended = ev.EndCame(reader.executor, ref, read, frame.ok and not bad, bad)
+                node.apply(ended)
             case pm.PeerAnswer():
                 ref, read = tr.slot_ref(frame.tenancy), tr.read_id(frame.read)
                 truth = tr.truth_from(frame.truth)

@@ -23,6 +23,7 @@ from kvd.wire import attach
 from kvd.wire.codec import FrameError, attach_reply_codec, attach_request_codec
 from kvd.wire.protocol import ATTACH_SOCKET, PROTOCOL, PROTOCOL_MIN
 from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX
+from kvd.wire.sum_layout import SumView
 from kvd_kernels.host import Mapping
 
 
@@ -95,12 +96,14 @@ class ReaderAttachment:
             if not isinstance(reply, attach.Mapped) or not fds or reply.device is None:
                 raise PeerError("peer_refused", peer=self._peer, detail="no slot memory")
             device = _map(fds[0], reply.num_bytes)
+            sums = _map(fds[1], reply.sums_bytes) if reply.sums_bytes and len(fds) > 1 else None
+            view = SumView(sums) if sums is not None else None
         except (OSError, ValueError) as error:
             raise PeerError("peer_refused", peer=self._peer, detail=str(error)) from error
         finally:
             seqpacket.close_all(fds)
         layout = BlockLayout(reply.layout) if reply.layout is not None else None
-        return ProducerMemory(device, reply.device, self._pool, layout)
+        return ProducerMemory(device, reply.device, self._pool, layout, view, sums)
 
     def _ask(
         self, request: attach.AttachRequest, fds: list[int]
@@ -152,7 +155,7 @@ class ReaderAttachment:
         with self._lock:
             known = self._members.pop(ref, None)
         if known is not None:
-            known.device.close()
+            known.close()
 
     @property
     def members(self) -> list[MemberRef]:
@@ -165,7 +168,7 @@ class ReaderAttachment:
         with self._lock:
             self.socket.close()
             for memory in self._members.values():
-                memory.device.close()
+                memory.close()
             self._members.clear()
             if self._pool is not None:
                 self._pool.close()

@@ -136,6 +136,8 @@ def _of_slots(event: ev.SlotsChanged) -> _Told:
     for item in event.items:
         if isinstance(item, se.SaveEnded) and not item.ok:
             yield "warning", "save_failed", "", item
+        elif isinstance(item, se.LoadEnded) and item.bad:
+            yield "warning", "checksum_mismatch", "", item
         elif isinstance(item, se.LoadEnded) and not item.ok:
             yield "warning", "load_failed", "", item
         elif isinstance(item, se.Computed) and not item.ok:

@@ -33,7 +33,8 @@ def _acquired(ref: SlotRef, item: si.AcquiredItem) -> se.SlotEvent:
 
 
 def _load_ended(ref: SlotRef, item: si.LoadEndedItem) -> se.SlotEvent:
-    return se.LoadEnded(ref, item.ok)
+    bad = tuple([se.BadSum(one.block, one.expected, one.got) for one in item.bad])
+    return se.LoadEnded(ref, item.ok, bad)
 
 
 def _written(ref: SlotRef, item: si.WrittenItem) -> se.SlotEvent:
@@ -61,7 +62,8 @@ def _computed(ref: SlotRef, item: si.ComputedItem) -> se.SlotEvent:
 
 
 def _save_ended(ref: SlotRef, item: si.SaveEndedItem) -> se.SlotEvent:
-    return se.SaveEnded(ref, item.saver, item.ok, tuple(item.tokens) if item.tokens else ())
+    tokens = tuple(item.tokens) if item.tokens else ()
+    return se.SaveEnded(ref, item.saver, item.ok, tokens, item.sums)
 
 
 def _poisoned(ref: SlotRef, item: si.PoisonedItem) -> se.SlotEvent:

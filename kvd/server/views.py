@@ -189,6 +189,7 @@ def pool_view(state: State) -> PoolView:
             pinned_blocks=0,
             evictable_blocks=0,
             tokens_fit=0,
+            checksums=state.settings.checksums,
         )
     table = pool.blocks
     shape = table.shape
@@ -205,6 +206,7 @@ def pool_view(state: State) -> PoolView:
         pinned_blocks=len(table.pins),
         evictable_blocks=len(table.policy),
         tokens_fit=table.total * shape.block_tokens,
+        checksums=state.settings.checksums,
     )
 
 

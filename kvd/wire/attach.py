@@ -61,6 +61,10 @@ class MapRegion(msgspec.Struct, array_like=True, frozen=True, tag="map_region"):
     region: Name
 
 
+class MapSums(msgspec.Struct, array_like=True, frozen=True, tag="map_sums"):
+    """A member asks for the checksum area of the pool (see `kvd.wire.sum_layout`)."""
+
+
 class MapMember(msgspec.Struct, array_like=True, frozen=True, tag="map_member"):
     """A reader asks for a member's slot memory."""
 
@@ -70,11 +74,16 @@ class MapMember(msgspec.Struct, array_like=True, frozen=True, tag="map_member"):
 
 
 class Mapped(msgspec.Struct, array_like=True, frozen=True, tag="mapped"):
-    """fds: the memory. For a member's memory also how it, and the pool, are laid out."""
+    """fds: the memory. For a member's memory also how it, and the pool, are laid out.
+
+    sums_bytes: size of the pool's checksum area, whose fd follows that of a member's memory; 0 for
+        none (then no fd of it comes).
+    """
 
     num_bytes: Unsigned
     device: DeviceLayout | None = None
     layout: BlockLayoutSpec | None = None
+    sums_bytes: Unsigned = 0
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
@@ -84,7 +93,7 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
     context: dict[str, str] = {}
 
 
-AttachRequest = AttachMember | AttachReader | MapRegion | MapMember
+AttachRequest = AttachMember | AttachReader | MapRegion | MapMember | MapSums
 AttachReply = Attached | Mapped | Refused
 
 __all__ = [
@@ -95,6 +104,7 @@ __all__ = [
     "Attached",
     "MapMember",
     "MapRegion",
+    "MapSums",
     "Mapped",
     "Refused",
     "RequestName",

@@ -242,7 +242,10 @@ class Answered(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HelloOk(Answered, frozen=True, tag="hello_ok"):
-    """The member is registered; its gate page shows `epochs` now."""
+    """The member is registered; its gate page shows `epochs` now.
+
+    checksums: off, sampled or always: which spans it checksums (see `kvd.plan.sums`).
+    """
 
     protocol: Unsigned
     num_blocks: Unsigned
@@ -251,6 +254,7 @@ class HelloOk(Answered, frozen=True, tag="hello_ok"):
     next_no: Unsigned
     frame_bytes_max: Unsigned
     batch_items_max: Unsigned
+    checksums: str = "off"
 
 
 class Done(Answered, frozen=True, tag="done"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.protocol import BootId, Name, Positive, Token, TransferName, Unsigned
+from kvd.wire.slot_items import BadSumItem
 
 
 class ReadName(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -121,11 +122,12 @@ class Revoke(PeerFrame, frozen=True, tag="revoke"):
 
 
 class ReadOver(PeerFrame, frozen=True, tag="read_ended"):
-    """Consumer: a granted read has ended."""
+    """Consumer: a granted read has ended; with `bad` pool blocks it was not ok."""
 
     tenancy: TenancyName
     read: ReadName
     ok: bool
+    bad: list[BadSumItem] = []
 
 
 class PeerQuery(PeerFrame, frozen=True, tag="query"):

@@ -50,12 +50,21 @@ class AcquiredItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="
     loads: list[LoadItem] = []
 
 
+class BadSumItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A loaded block whose span had another checksum than it was saved with."""
+
+    block: Unsigned
+    expected: Unsigned
+    got: Unsigned
+
+
 class LoadEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="load_ended"):
-    """The tenancy's loads have ended."""
+    """The tenancy's loads have ended; with `bad` ones they were not ok."""
 
     slot: Unsigned
     epoch: Unsigned
     ok: bool
+    bad: list[BadSumItem] = []
 
 
 class WrittenItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="written"):
@@ -77,13 +86,18 @@ class ComputedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="
 
 
 class SaveEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="save_ended"):
-    """A save has ended; `tokens` for each target block, [] = as announced."""
+    """A save has ended; `tokens` for each target block, [] = as announced.
+
+    sums: checksum of each target block's span, n x u32 little endian: CRC-32C over the valid rows
+        of its parts in order. 0: none (a CRC of 0 is said as 2^32 - 1); b"": none at all.
+    """
 
     slot: Unsigned
     epoch: Unsigned
     saver: SaverName
     ok: bool
     tokens: list[Unsigned] = []
+    sums: bytes = b""
 
 
 class PoisonedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="poisoned"):

@@ -12,6 +12,7 @@ from tests.mutants import (
     machine_mutants,
     shim_mutants,
     slot_mutants,
+    sum_mutants,
 )
 
 MUTANTS: Final = (
@@ -22,4 +23,5 @@ MUTANTS: Final = (
     *adoption_mutants.MUTANTS,
     *shim_mutants.MUTANTS,
     *hot_mutants.MUTANTS,
+    *sum_mutants.MUTANTS,
 )

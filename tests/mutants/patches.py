@@ -29,6 +29,7 @@ SUITES: Final = MappingProxyType(
         "eviction": ("tests/stateful/test_evict_machine.py",),
         "machine by example": ("tests/unit/core/test_machine_seeds.py",),
         "adoption by example": ("tests/unit/core/test_adoption.py",),
+        "checksums by example": ("tests/unit/core/test_span_sums.py",),
         "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),
         "shim under pressure": (
             "tests/unit/engine_shim/test_pipeline_pressure.py",

@@ -17,11 +17,13 @@ from kvd.core.check import problems
 from kvd.core.ids import MemberRef, SlotRef
 from kvd.core.machine import Machine
 from kvd.core.state import Settings
+from kvd.memory.sum_area import SumArea
 from kvd.server.translate import layout_of, read_spec
 from kvd.store.dict_index import DictIndex
 from kvd.wire.gate_layout import make_word
 from kvd.wire.layout import BlockLayoutSpec
-from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd.wire.slot_items import BadSumItem, LoadItem, ReadItem, SaveItem
+from kvd.wire.sum_layout import SumShape, SumView
 from kvd_kernels.host import Mapping
 
 MEMBER = MemberRef("engine", "rank0", 7)
@@ -33,11 +35,17 @@ class FakeKvd:
     `quarantined`: slots whose gate will not open.
     """
 
-    def __init__(self, layout: BlockLayoutSpec, num_slots: int, num_blocks: int) -> None:
+    def __init__(
+        self, layout: BlockLayoutSpec, num_slots: int, num_blocks: int, checksums: str = "off"
+    ) -> None:
         self._lock = threading.Condition()
         made = layout_of(layout)
         size = made.stride * num_blocks
-        self.machine = Machine(Settings(pool_bytes=size), DictIndex())
+        self.checksums = checksums
+        self.sums: SumArea | None = None
+        self._sums_map: Mapping | None = None
+        settings = Settings(pool_bytes=size, checksums=checksums)
+        self.machine = Machine(settings, DictIndex())
         self._acquired = AcquiredEpochs(num_slots)
         self._next_no = 0
         self.generation = 1
@@ -61,12 +69,31 @@ class FakeKvd:
                     self._words[effect.slot] = make_word(effect.epoch, effect.state)
                 elif isinstance(effect, ef.Reply):
                     answer = effect.result
+                elif isinstance(effect, ef.FormatPool) and self.checksums != "off":
+                    self.sums = SumArea(SumShape(effect.total, effect.num_spans, effect.digest))
+                elif isinstance(effect, ef.WriteSums):
+                    assert self.sums is not None
+                    self.sums.store(effect.span, effect.blocks, effect.tokens, effect.sums)
                 elif isinstance(effect, ef.Refuse):
                     raise KvdRefused(effect.error.code, **effect.error.context)
             found = problems(self.machine.state)
             assert not found, found
             self._lock.notify_all()
             return answer
+
+    def span_sums(self) -> SumView | None:
+        """See `SlotClient`."""
+        if self.sums is None:
+            return None
+        if self._sums_map is None:
+            self._sums_map = Mapping(self.sums.fd, self.sums.size, writable=False)
+        return SumView(self._sums_map)
+
+    def close(self) -> None:
+        """Unmap the pool and its checksums."""
+        for mapping in (self.pool, self._sums_map, self.sums):
+            if mapping is not None:
+                mapping.close()
 
     def post(self, item: se.SlotEvent) -> Ticket:
         """Apply one slot event; its ticket is settled."""
@@ -187,6 +214,7 @@ class FakeDesk:
             if not code:
                 return tenancy
             if code not in ("span_busy", "span_unwritten") or time.monotonic() > end:
+                self._kvd.post(se.Computed(event.ref, False))  # the slot is given back
                 raise KvdRefused(code, slot=slot)
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
@@ -194,9 +222,10 @@ class FakeDesk:
     def check_loaded(self, tenancy: Tenancy) -> None:
         """See `Desk`."""
 
-    def load_ended(self, tenancy: Tenancy, ok: bool) -> Ticket:
+    def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """See `Desk`."""
-        return self._kvd.post(se.LoadEnded(_ref(tenancy), ok))
+        damaged = tuple(se.BadSum(one.block, one.expected, one.got) for one in bad)
+        return self._kvd.post(se.LoadEnded(_ref(tenancy), ok, damaged))
 
     def written(
         self,
@@ -227,10 +256,15 @@ class FakeDesk:
             raise KvdRefused(code, slot=tenancy.slot)
 
     def save_ended(
-        self, tenancy: Tenancy, saver: str, ok: bool, tokens: Sequence[int] = ()
+        self,
+        tenancy: Tenancy,
+        saver: str,
+        ok: bool,
+        tokens: Sequence[int] = (),
+        sums: bytes = b"",
     ) -> Ticket:
         """See `Desk`."""
-        return self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens)))
+        return self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
 
 
 def _ref(tenancy: Tenancy) -> SlotRef:

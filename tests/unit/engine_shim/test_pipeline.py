@@ -37,6 +37,8 @@ class Engine:
     def __init__(
         self,
         rules: Sequence[Rule] = (),
+        checksums: str = "off",
+        /,
         *,
         buffers: int = 2,
         lookahead: int = 1,
@@ -54,7 +56,7 @@ class Engine:
         self.device.bind_thread()
         self.layout, size = device_layout(self.ring)
         self.memory = self.device.alloc(size, "slots")
-        self.kvd = FakeKvd(layout, len(self.ring.slots), num_blocks=40)
+        self.kvd = FakeKvd(layout, len(self.ring.slots), num_blocks=40, checksums=checksums)
         self.pipeline = PrefillPipeline(
             self.kvd,
             self.device,
@@ -135,8 +137,7 @@ class Engine:
     def close(self) -> None:
         self.pipeline.close()
         self.memory.close()
-        if self.kvd.pool is not None:
-            self.kvd.pool.close()
+        self.kvd.close()
 
 
 def _key(prefix: str) -> bytes:
