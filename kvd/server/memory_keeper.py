@@ -6,7 +6,6 @@ Everything that touches many pages runs in one worker thread; the loop only sees
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +31,8 @@ from kvd.memory.layout_v1 import MetaTable, Superblock, meta_bytes
 from kvd.memory.memory_info import MemoryInfo, read_memory_info
 from kvd.memory.node_record import RECORD_BYTES, NodeRecord, RecordFile
 from kvd.memory.numa import choose_placement
-from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all, kept_member, kept_region
-from kvd.memory.owners.choose import choose_owner, find_owner
+from kvd.memory.owners.base import MemoryOwner, NoOwner, kept_member, kept_region
+from kvd.memory.owners.choose import find_another, find_owner
 from kvd.memory.preflight import check_fits, check_memory
 from kvd.memory.region import MemfdRegion, RegionSnapshot, make_region
 from kvd.memory.sum_area import FLAG_SUMS
@@ -95,22 +94,12 @@ class MemoryKeeper:
     def _renew_owner(self, pidfds: dict[str, int]) -> None:
         """Runs in the worker thread."""
         pool = self._config.pool
-        owner = choose_owner(pool.owner, self._hold_socket, pool.hold_ttl / 1e9, os.environ)
-        try:
-            close_all(owner.take())  # of nobody: one kvd holds this runtime directory
-            for region in (self._data, self._meta_region, self._record_region):
-                if region is not None:
-                    owner.keep(region.name, region.fd)
-            if self.sums.area is not None:
-                owner.keep(SUMS, self.sums.fd)
-            for name, region in self._regions.items():
-                owner.keep(kept_region(name), region.fd)
-            for name, pidfd in pidfds.items():
-                owner.keep(name, pidfd)
-            owner.confirm()
-        except LocalError:
-            owner.close()
-            raise
+        own = (self._data, self._meta_region, self._record_region)
+        kept = {region.name: region.fd for region in own if region is not None} | pidfds
+        kept |= {kept_region(name): region.fd for name, region in self._regions.items()}
+        if self.sums.area is not None:
+            kept[SUMS] = self.sums.fd
+        owner = find_another(pool.owner, self._hold_socket, pool.hold_ttl, kept)
         self.owner, self.note = owner, ""
 
     def _make_pool(self, hold_socket: Path) -> None:

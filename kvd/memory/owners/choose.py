@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Literal
 
 from kvd.core.errors import LocalError
-from kvd.memory.owners.base import MemoryOwner, NoOwner
+from kvd.memory.owners.base import MemoryOwner, NoOwner, close_all
 from kvd.memory.owners.fdstore import FdStore
 from kvd.memory.owners.hold_client import HolderOwner
 
@@ -28,6 +28,26 @@ def find_owner(choice: OwnerChoice, hold_socket: Path, ttl_ns: int) -> tuple[Mem
             raise
         return NoOwner(), f"the pool ends with kvd: {error.what}"
     return owner, ""
+
+
+def find_another(
+    choice: OwnerChoice, hold_socket: Path, ttl_ns: int, kept: Mapping[str, int]
+) -> MemoryOwner:
+    """As `choose_owner`, after the owner has gone; the new one is given everything at once.
+
+    Args: kept: descriptors by name, the caller's.
+    Raises: LocalError(owner_unavailable).
+    """
+    owner = choose_owner(choice, hold_socket, ttl_ns / 1e9, os.environ)
+    try:
+        close_all(owner.take())  # of nobody: one kvd holds this runtime directory
+        for name, fd in kept.items():
+            owner.keep(name, fd)
+        owner.confirm()
+    except LocalError:
+        owner.close()
+        raise
+    return owner
 
 
 def choose_owner(
