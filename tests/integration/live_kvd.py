@@ -16,7 +16,12 @@ from typing import Any, Final, Self
 from engine_shim.reference.demo.processes import OwnDaemon, clean_environment, pause
 
 MIB: Final = 1 << 20
-SMALL: Final = ("pool.size=4MiB", "pool.huge_pages=off", "pool.headroom=0B")
+SMALL: Final = (
+    "pool.size=4MiB",
+    "pool.huge_pages=off",
+    "regions.huge_pages=off",
+    "pool.headroom=0B",
+)
 """A pool that is there at once."""
 
 BROKEN: Final = """
