@@ -7,7 +7,8 @@ from typing import Final
 
 from kvd.config.model import Config
 from kvd.memory.owners.holder import hold
-from kvd.memory.runtime import HOLD_SOCKET, ensure_directory, resolve_runtime_dir
+from kvd.memory.runtime import ensure_directory, resolve_runtime_dir
+from kvd.wire.protocol import HOLD_SOCKET
 
 _NS: Final = 1_000_000_000
 

@@ -35,6 +35,7 @@ from kvd.cli.options import (
     WatchOption,
 )
 from kvd.core.errors import KvdError, LocalError
+from kvd.wire.protocol import ADMIN_SOCKET, HOLD_SOCKET
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -308,6 +309,8 @@ def _tell(
     except KvdError as error:
         typer.echo(f"kvctl: {error}", err=True)
         is_away = error.code == "unreachable"
+        if is_away and Path(error.context.get("path", "")).with_name(HOLD_SOCKET).exists():
+            _warn("a holder keeps its memory meanwhile: the next kvd there finds every block again")
         raise typer.Exit(EXIT_UNREACHABLE if is_away else EXIT_REFUSED) from error
 
 
@@ -317,7 +320,6 @@ def next_due(due: float, interval: float, now: float) -> float:
 
 
 def _socket_path(place: Place) -> Path:
-    from kvd.wire.protocol import ADMIN_SOCKET
     from kvd.wire.runtime_dir import RuntimeDirError, find_runtime_dir
 
     if place.socket is not None:

@@ -119,7 +119,8 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         "fdstore: systemd (FileDescriptorStoreMax= in the unit); over a stop and start only from "
         "systemd 254 on. holder: a tiny process, `kvd --hold`; a unit of its own under systemd. "
         "auto: the store where it survives a stop, else the holder, which kvd starts itself where "
-        "no service manager does. none: nobody, the pool ends with kvd.",
+        "no service manager does; that one ends when kvd is stopped as asked. none: nobody, the "
+        "pool ends with kvd.",
     )
     hold_ttl: Nanoseconds = duration_field(
         "10min",

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from kvd.core.errors import LocalError
-from kvd.wire.protocol import ADMIN_SOCKET, ATTACH_SOCKET, ENGINE_SOCKET
+from kvd.wire.protocol import ADMIN_SOCKET, ATTACH_SOCKET, ENGINE_SOCKET, HOLD_SOCKET
 from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX, RuntimeDirError, find_runtime_dir
 
-HOLD_SOCKET: Final = "hold.sock"
 LOCK_FILE: Final = "kvd.lock"
 
 _OWN_SOCKETS: Final = (ATTACH_SOCKET, ENGINE_SOCKET, ADMIN_SOCKET)

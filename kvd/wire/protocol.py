@@ -25,6 +25,7 @@ DIGEST_BYTES: Final = 32
 ATTACH_SOCKET: Final = "attach.sock"
 ENGINE_SOCKET: Final = "engine.sock"
 ADMIN_SOCKET: Final = "admin.sock"
+HOLD_SOCKET: Final = "hold.sock"
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\w.:@-]+\Z")]
 """Names of engines, members, regions: letters, digits and _ . : @ -"""

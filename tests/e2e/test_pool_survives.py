@@ -149,6 +149,16 @@ def test_status_says_who_holds(kvd: HeldKvd) -> None:
     assert "taken over" in kvd.status()["memory"]["last_life"]
 
 
+def test_kvctl_tells_of_a_holder_while_kvd_is_down(kvd: HeldKvd) -> None:
+    command = [sys.executable, "-m", "kvd.cli.kvctl", "status"]
+    command += ["--runtime-dir", str(kvd.runtime_dir)]
+    kvd.crash()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    assert "a holder keeps its memory meanwhile" in done.stderr
+    kvd.kill_holder()
+
+
 def test_a_new_holder_takes_the_place_of_one_that_died(kvd: HeldKvd) -> None:
     blocks = fill(kvd, range(COUNT))
     for _ in range(3):

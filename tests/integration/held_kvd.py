@@ -10,7 +10,7 @@ import struct
 from typing_extensions import override
 
 from kvd.memory.layout_v1 import HEADER_BYTES, SUPERBLOCK_BYTES
-from kvd.memory.runtime import HOLD_SOCKET
+from kvd.wire.protocol import HOLD_SOCKET
 from tests.integration.live_kvd import LiveKvd, until
 
 

@@ -27,6 +27,8 @@ def find_owner(choice: OwnerChoice, hold_socket: Path, ttl_ns: int) -> tuple[Mem
         if choice != "auto":
             raise
         return NoOwner(), f"the pool ends with kvd: {error.what}"
+    if choice == "none" and hold_socket.exists():
+        return owner, f"a holder at {hold_socket} still has memory of an earlier kvd: end it"
     return owner, ""
 
 
@@ -70,7 +72,7 @@ def choose_owner(
         return NoOwner()
     if choice == "fdstore" or (choice == "auto" and under_systemd and "FDSTORE" in env):
         return FdStore(env, os.getpid())
-    running = HolderOwner.connect(hold_socket)
+    running = HolderOwner.connect(hold_socket, ttl_s)
     if running is not None:
         return running
     if not under_systemd:

@@ -25,17 +25,20 @@ class HolderOwner:
 
     name = "holder"
 
-    def __init__(self, sock: socket.socket, path: Path) -> None:
-        """Take over a connection."""
+    def __init__(self, sock: socket.socket, path: Path, ttl_s: float) -> None:
+        """Take over a connection. ttl_s: how long things are to be kept without a daemon."""
+        self._ttl = ttl_s
         sock.settimeout(ANSWER_SECONDS)
         self._sock = sock
         self._path = path
         self._once = True
 
     @classmethod
-    def connect(cls, path: Path) -> HolderOwner | None:
+    def connect(cls, path: Path, ttl_s: float) -> HolderOwner | None:
         """Connect to a holder that runs; None when there is none.
 
+        Args: ttl_s: how long a holder that ends with its daemon keeps things when that is gone; a
+            holder that is a service of its own has been told by whoever started it.
         Raises: LocalError(owner_unavailable): it does not answer.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -48,7 +51,7 @@ class HolderOwner:
         except OSError as error:
             sock.close()
             raise _unavailable(path, error.strerror or str(error)) from error
-        return cls(sock, path)
+        return cls(sock, path, ttl_s)
 
     @classmethod
     def start(cls, path: Path, ttl_s: float) -> HolderOwner:
@@ -83,7 +86,7 @@ class HolderOwner:
             os.close(read_end)
             if write_end >= 0:
                 os.close(write_end)
-        made = cls.connect(path)
+        made = cls.connect(path, ttl_s)
         if made is None:
             raise _unavailable(path, "the holder that was started is gone")
         return made
@@ -100,7 +103,7 @@ class HolderOwner:
 
     def take(self) -> dict[str, int]:
         """See `MemoryOwner`."""
-        self._send(wire.LIST)
+        self._send(wire.LIST, f"{self._ttl:g}")
         found: dict[str, int] = {}
         end = time.monotonic() + ANSWER_SECONDS
         try:

@@ -4,7 +4,8 @@ One message is one letter and a name; at most one descriptor comes with it::
 
     daemon   K name + fd   keep it; no answer, unless it is refused
              D name        give it up; no answer
-             L             list: one F for each, then E
+             L seconds     list: one F for each, then E; a holder of one daemon keeps things
+                           that long from now on when the daemon is gone
              S             answer S once everything before it is done
              R             stopped as asked: a holder of one daemon gives everything up and ends
     holder   F name + fd   one that is kept

@@ -148,6 +148,8 @@ class Holder:
             case wire.DROP:
                 self._drop(text)
             case wire.LIST:
+                if self._once and text:
+                    self._ttl = float(text)
                 for name, fd in self._kept.items():
                     wire.send(daemon, wire.FOUND, name, fd)
                 wire.send(daemon, wire.END, wire.ONCE if self._once else wire.STAYS)

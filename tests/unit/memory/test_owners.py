@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from kvd.memory.owners.base import NoOwner, check_name, close_all, kept_member, 
 from kvd.memory.owners.choose import choose_owner
 from kvd.memory.owners.fdstore import FdStore
 from kvd.memory.owners.hold_client import HolderOwner
-from kvd.memory.runtime import HOLD_SOCKET
+from kvd.wire.protocol import HOLD_SOCKET
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_it_gives_back_what_it_was_given(directory: Path, holder: HolderOwner) -
     holder.confirm()
     assert contents(holder.take()) == {"pool": b"three", "meta": b"two"}
     holder.close()
-    again = HolderOwner.connect(directory / HOLD_SOCKET)
+    again = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
     assert again is not None
     with closing(again):
         assert contents(again.take()) == {"pool": b"three", "meta": b"two"}
@@ -84,9 +85,22 @@ def test_it_gives_back_what_it_was_given(directory: Path, holder: HolderOwner) -
         again.release()
 
 
+def test_the_next_daemon_says_how_long_it_may_be_away(directory: Path) -> None:
+    first = HolderOwner.start(directory / HOLD_SOCKET, 60.0)
+    close_all(first.take())
+    first.close()
+    again = HolderOwner.connect(directory / HOLD_SOCKET, 0.05)
+    assert again is not None
+    close_all(again.take())
+    again.close()
+    end = time.monotonic() + 20
+    while (directory / HOLD_SOCKET).exists():
+        assert time.monotonic() < end
+
+
 def test_only_one_daemon_is_served(directory: Path, holder: HolderOwner) -> None:
     holder.confirm()
-    other = HolderOwner.connect(directory / HOLD_SOCKET)
+    other = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
     assert other is not None
     with closing(other), pytest.raises(LocalError, match="another kvd is connected"):
         other.confirm()
@@ -95,7 +109,7 @@ def test_only_one_daemon_is_served(directory: Path, holder: HolderOwner) -> None
 
 def test_whoever_says_nothing_gives_way(directory: Path) -> None:
     silent = HolderOwner.start(directory / HOLD_SOCKET, 60.0)
-    other = HolderOwner.connect(directory / HOLD_SOCKET)
+    other = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
     assert other is not None
     with closing(silent), closing(other):
         other.confirm()
@@ -113,14 +127,14 @@ def test_nonsense_ends_the_connection_and_harms_nobody(
     keep(holder, "pool", b"kept")
     holder.confirm()
     holder.close()
-    stranger = HolderOwner.connect(directory / HOLD_SOCKET)
+    stranger = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
     assert stranger is not None
     with closing(stranger):
         with suppress(OSError):
             stranger._sock.send(data)
         with pytest.raises(LocalError):
             stranger.confirm()
-    again = HolderOwner.connect(directory / HOLD_SOCKET)
+    again = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
     assert again is not None
     with closing(again):
         assert contents(again.take()) == {"pool": b"kept"}
@@ -143,7 +157,7 @@ def test_asked_to_end_it_leaves_nothing(directory: Path) -> None:
         os.close(write_end)
         assert os.read(read_end, 1) == b"1"
         os.close(read_end)
-        owner = HolderOwner.connect(directory / HOLD_SOCKET)
+        owner = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
         assert owner is not None
         with closing(owner):
             close_all(owner.take())
@@ -160,17 +174,17 @@ def test_a_holder_that_does_not_answer_is_an_error_in_time(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(directory / HOLD_SOCKET))
         listener.listen()
-        owner = HolderOwner.connect(directory / HOLD_SOCKET)
+        owner = HolderOwner.connect(directory / HOLD_SOCKET, 60.0)
         assert owner is not None
         with closing(owner), pytest.raises(LocalError, match="owner_unavailable"):
             owner.take()
 
 
 def test_no_holder_runs(directory: Path) -> None:
-    assert HolderOwner.connect(directory / HOLD_SOCKET) is None
+    assert HolderOwner.connect(directory / HOLD_SOCKET, 60.0) is None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(directory / HOLD_SOCKET))
-    assert HolderOwner.connect(directory / HOLD_SOCKET) is None, "its socket is stale"
+    assert HolderOwner.connect(directory / HOLD_SOCKET, 60.0) is None, "its socket is stale"
 
 
 # systemd's store ----------------------------------------------------------------------------------
