@@ -85,7 +85,9 @@ class RegionCalls:
             else:
                 core.regions[call.region] = mapping
                 core.region_files[call.region] = file
-        if spare is not None:
+        if spare is mapping:
+            mapping.close()  # nobody has seen it
+        elif spare is not None:
             core.retired.add([spare])
         with core.lock:
             core.requests.answer(call.number, None)

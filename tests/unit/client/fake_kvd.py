@@ -38,8 +38,18 @@ def raw(value: object) -> bytes:
 class FakeKvd:
     """Answers as told; one thread serves both sockets."""
 
-    def __init__(self, directory: Path, pool_fd: int = -1) -> None:
-        """pool_fd: memory of an earlier life, its own from now on; -1 for new memory."""
+    def __init__(
+        self,
+        directory: Path,
+        pool_fd: int = -1,
+        prepare: Callable[[FakeKvd], object] | None = None,
+    ) -> None:
+        """Listen, and serve.
+
+        Args:
+            pool_fd: memory of an earlier life, its own from now on; -1 for new memory.
+            prepare: called before anybody is answered.
+        """
         self.directory = directory
         self.boot_id = os.urandom(BOOT_ID_BYTES)
         self.next_no = 0
@@ -77,6 +87,8 @@ class FakeKvd:
         self._listener.listen(8)
         self._is_running = True
         self._thread = threading.Thread(target=self._run, name="fake-kvd")
+        if prepare is not None:
+            prepare(self)
         self._thread.start()
 
     # For tests --------------------------------------------------------------------------------
@@ -148,13 +160,15 @@ class FakeKvd:
         os.close(self._wake)
         self._drop_page()
 
-    def successor(self, *, keeps_memory: bool = False) -> FakeKvd:
-        """Start another life of kvd in the same directory."""
+    def successor(
+        self, *, keeps_memory: bool = False, prepare: Callable[[FakeKvd], object] | None = None
+    ) -> FakeKvd:
+        """Start another life of kvd in the same directory; prepare: before anybody meets it."""
         pool_fd = os.dup(self._pool_fd) if keeps_memory else -1
         self.stop()
         for name in ("attach.sock", "engine.sock"):
             (self.directory / name).unlink(missing_ok=True)
-        return FakeKvd(self.directory, pool_fd)
+        return FakeKvd(self.directory, pool_fd, prepare)
 
     # Inside -----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -177,14 +178,13 @@ def test_what_ends_after_the_announcement_arrives_as_an_event(
     client.flush()
     kvd.stop()
     lost(client)
-    kvds.append(kvd.successor())
-    new = kvds[-1]
 
-    def meanwhile(frame: msg.Hello) -> msg.ServerFrame:
+    def meanwhile(new: FakeKvd, frame: msg.Hello) -> msg.ServerFrame:
         client.slots.save_ended(tenancy, "a", True)
         return new.usual(frame)
 
-    new.do(lambda: new.on(msg.Hello, meanwhile))
+    new = kvd.successor(prepare=lambda fake: fake.on(msg.Hello, partial(meanwhile, fake)))
+    kvds.append(new)
     attached(client, 2)
     client.flush()
     assert new.hellos[-1].slots[0].savers == ["a", "b"]
@@ -200,15 +200,14 @@ def test_what_ends_after_a_hello_whose_answer_was_lost_is_not_lost(
     client.flush()
     kvd.stop()
     lost(client)
-    kvds.append(kvd.successor())
-    new = kvds[-1]
 
-    def deaf(frame: msg.Hello) -> None:
+    def deaf(new: FakeKvd, frame: msg.Hello) -> None:
         new.as_usual(msg.Hello)
         new.usual(frame)  # it goes by this hello; the next one tells it nothing
         client.slots.save_ended(tenancy, "a", True)
 
-    new.do(lambda: new.on(msg.Hello, deaf))
+    new = kvd.successor(prepare=lambda fake: fake.on(msg.Hello, partial(deaf, fake)))
+    kvds.append(new)
     attached(client, 2)
     client.flush()
     assert [hello.slots[0].savers for hello in new.hellos] == [["a", "b"], ["b"]]
@@ -334,7 +333,7 @@ def test_many_restarts_under_load_never_give_a_slot_twice_and_leave_nothing_open
     until(lambda: len(epochs) > 10)
     open_fds = len(os.listdir("/proc/self/fd"))
     for life in range(2, 12):
-        kvds.append(releasing(kvds[-1].successor()))
+        kvds.append(kvds[-1].successor(prepare=releasing))
         attached(client, life)
         had = len(epochs)
         until(lambda had=had: len(epochs) > had + 10)  # type: ignore[misc]
