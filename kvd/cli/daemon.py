@@ -12,10 +12,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvd import __version__
 from kvd.core.errors import ConfigError, KvdError
+
+if TYPE_CHECKING:
+    from kvd.config.load import LoadedConfig
 
 EXIT_OK: Final = 0
 EXIT_REFUSED: Final = 1
@@ -34,6 +37,7 @@ examples:
   kvd --set pool.size=64GiB                  the same with a pool of 64 GiB
   kvd --check-config --config ./kvd.toml     say everything that is wrong with a file, and end
   kvd --runtime-dir /run/kvd-2               a second daemon beside the first
+  kill -HUP PID                              load the file again; `kvctl config` marks what applies
   kvd --hold                                 keep the memory of the kvd in /run/kvd (see pool.owner)
 
 exit codes: 0 stopped as asked, 1 refused to start, or asked twice to stop, 2 wrong usage,
@@ -88,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the daemon and exit."""
     # Interrupted before it has anything to give back, it ends by the signal, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Whoever changed the configuration meanwhile waits until it can be loaded again.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     sys.exit(run(argv))
 
 
@@ -104,8 +110,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     from kvd.config.load import load_config
 
+    def read() -> LoadedConfig:
+        return load_config(args.config, os.environ, flags)
+
     try:
-        loaded = load_config(args.config, os.environ, flags)
+        loaded = read()
     except ConfigError as error:
         _print_problems(error)
         return EXIT_REFUSED
@@ -120,7 +129,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             return EXIT_OK
         from kvd.cli.serve import serve
 
-        return serve(loaded)
+        return serve(loaded, read)
     except KvdError as error:
         print(f"kvd: {error}", file=sys.stderr)
         return EXIT_REFUSED

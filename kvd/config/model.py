@@ -51,7 +51,8 @@ class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         json_schema_extra={
             "kind": "uids",
             "rule": f"a list of user ids between 0 and {_UID_MAX}",
-            "reloadable": True,
+            # The filter of engine.sock is fixed once it listens.
+            "reloadable": False,
         },
     )
     log_level: Literal["debug", "info", "warning", "error"] = choice_field(

@@ -23,7 +23,8 @@ _FILE_HEADER: Final = """\
 # carry their unit: "64GiB", "30s". Each key can also be set by the environment (KVD_POOL_SIZE for
 # pool.size) and by `kvd --set pool.size=64GiB`; the command line goes before the environment, the
 # environment before this file. `kvd --check-config` reports everything wrong at once, and
-# `kvctl config` shows each value with its origin.
+# `kvctl config` shows each value with its origin. A reload is SIGHUP (`systemctl reload kvd`): keys
+# that only a restart applies are named in the log then, and a file with a mistake changes nothing.
 #
 # Made by `python -m kvd.config.template`; the descriptions live in kvd/config/model.py.
 """

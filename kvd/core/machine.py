@@ -39,13 +39,22 @@ class Machine:
         """An empty node.
 
         Args:
-            settings: sizes, deadlines and limits; fixed for this life.
+            settings: sizes, deadlines and limits; see `reconfigure`.
             index: an empty block index.
             queues: what the order of eviction is kept in.
         """
-        rules = Rules(settings.timing, settings.limits.readers_per_slot)
+        rules = _rules(settings)
         story = Story(settings.limits.story_entries)
         self.state = State(settings, index, rules, story, queues=queues)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other deadlines and another cap of decode regions.
+
+        What runs keeps the deadline that it was given; nothing is ended by a lower cap. Sizes and
+        limits of tables must be those of the start.
+        """
+        self.state.settings = settings
+        self.state.rules = _rules(settings)
 
     def handle(self, events: Iterable[ev.Event], now: int) -> list[Effect]:
         """Apply events in order; return what must be done, in order.
@@ -65,6 +74,10 @@ class Machine:
                 if reply:
                     out.append(Refuse(reply, error))
         return out
+
+
+def _rules(settings: Settings) -> Rules:
+    return Rules(settings.timing, settings.limits.readers_per_slot)
 
 
 def _ticked(m: State, _: ev.Tick, now: int, out: list[Effect]) -> None:

@@ -5,7 +5,8 @@
    before an engine can attach
 3. admin.sock shows the node (STARTING, percent), attach.sock and engine.sock listen
 4. the pool is populated in a worker thread; then everything else is answered, too
-5. on SIGTERM or SIGINT: requests are refused, copies end, memory is given back
+5. on SIGHUP the configuration is loaded again
+6. on SIGTERM or SIGINT: requests are refused, copies end, memory is given back
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kvd.server.live_view import LiveView
 from kvd.server.node import TICK_SECONDS, Node
 from kvd.server.owner_watch import OwnerWatch
 from kvd.server.producer_links import ProducerLinks
+from kvd.server.reloading import Reloader
 
 if TYPE_CHECKING:
     from kvd.memory.runtime import RuntimeDir
@@ -44,6 +46,7 @@ class Daemon:
         runtime: RuntimeDir,
         admin: AdminServer,
         stop: asyncio.Event,
+        reloader: Reloader | None = None,
         *,
         use_kernel_pidfd: bool = True,
     ) -> None:
@@ -52,6 +55,7 @@ class Daemon:
         Args:
             admin: answers probes already, and is stopped here.
             stop: set when the daemon is to end.
+            reloader: is shown the node once that runs.
             use_kernel_pidfd: see `AttachSocket`.
         """
         self._node = node
@@ -61,6 +65,7 @@ class Daemon:
         self._meter = node.meter
         self._view = LiveView(node, self._meter)
         self._stop = stop
+        self._reloader = reloader
         self._bug: InvariantError | None = None
         self._has_started = False
         self._last_life = LastLife(node)
@@ -86,6 +91,8 @@ class Daemon:
             self._last_life.adopt()
             self._owner_watch.start()
             await self._listen()
+            if self._reloader is not None:
+                self._reloader.begin(self._node)
             await self._populate()
             await self._stop.wait()
             notify("STOPPING=1")
@@ -188,6 +195,8 @@ class Daemon:
         """Give everything back, whatever was reached."""
         node = self._node
         self._view.stopping = True
+        if self._reloader is not None:
+            self._reloader.end()
         node.is_ready, node.is_stopping = False, True
         node.replies.refuse_all(self._farewell())
         timer = getattr(self, "_timer", None)

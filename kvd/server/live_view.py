@@ -25,7 +25,6 @@ class LiveView:
         """Links are given later: admin answers before they exist."""
         self._node = node
         self._meter = meter
-        self._rows = describe(node.loaded)
         self.boot_id = node.boot_id.hex()
         self.version = __version__
         self.started_at = time.time()
@@ -132,7 +131,7 @@ class LiveView:
 
     def config_rows(self) -> Sequence[ConfigRow]:
         """See `NodeView`."""
-        return self._rows
+        return describe(self._node.loaded)
 
     def oldest_wait_limit(self) -> int:
         """See `NodeView`."""

@@ -135,6 +135,12 @@ class Node:
         """Users whose processes may attach and talk to this kvd."""
         return frozenset({0, os.getuid(), *self.config.server.allowed_uids})
 
+    def reconfigure(self, loaded: LoadedConfig) -> None:
+        """Go on with a configuration that differs in reloadable keys only."""
+        self.loaded, self.config = loaded, loaded.config
+        self.machine.reconfigure(settings_of(loaded.config))
+        self.logs.set_level(loaded.config.server.log_level)
+
     def now(self) -> int:
         """The machine's clock, ns."""
         return time.monotonic_ns()

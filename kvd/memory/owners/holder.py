@@ -188,8 +188,10 @@ def hold(path: Path, ttl_s: float, *, once: bool, ready_fd: int = -1) -> None:
         undo.callback(os.close, read_end)
         undo.callback(os.close, write_end)
         signal.set_wakeup_fd(write_end)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
+        # Its terminal may go, and there is no file that it could load again.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with suppress(FileNotFoundError):
             path.unlink()  # left by a holder that died; the lock says that none lives
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
