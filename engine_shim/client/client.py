@@ -6,10 +6,13 @@ Any number of threads may call at once; each sleeps on its own request. Every ca
     with KvdClient(identity) as kvd:
         blocks = kvd.reserve("request-1", 2)
         tenancy = kvd.slots.acquire(0)
+
+The end of a `with` says goodbye: kvd forgets the member and what its requests kept.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
@@ -23,6 +26,9 @@ from engine_shim.client.session import Core, LinkState
 from engine_shim.client.statistics import ClientStatistics
 from kvd.wire.messages import Done, Goodbye
 from kvd_kernels.host import Mapping
+
+PARTING_S: Final = 1.0
+"""How long the end of a `with` waits for kvd to hear the goodbye."""
 
 
 class KvdClient(Operations):
@@ -87,8 +93,22 @@ class KvdClient(Operations):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
+        """Say goodbye and close; after an exception, or when that cannot be said, just close.
+
+        After an exception nobody knows what still touches slots and blocks.
+        """
+        if kind is None:
+            self._part()
         self.close()
+
+    def _part(self) -> None:
+        """Say goodbye if kvd hears it soon."""
+        core = self._core
+        if not core.is_own_process or core.is_closing or core.state is not LinkState.ATTACHED:
+            return
+        # In use, lost or too late: kvd learns of the end from the end of the process.
+        with suppress(KvdRefused):
+            self.goodbye(PARTING_S)
 
     def close(self) -> None:
         """End the connection and unmap everything; who waits gets `closed`. Idempotent.

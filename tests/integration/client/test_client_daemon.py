@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from kvd.wire.layout import BlockLayoutSpec, Part
 from kvd.wire.slot_items import LoadItem, SaveItem
 from tests.integration.client.rig import ROW, TOKENS, Connect, digest, save_block
@@ -114,6 +116,25 @@ def test_goodbye_lets_the_next_life_in_at_once(connect: Connect, daemon: Daemon)
     first.slots.computed(first.slots.acquire(0))
     first.goodbye()
     assert connect().slots.acquire(0).epoch == 0
+
+
+def test_the_end_of_a_with_says_goodbye(connect: Connect, daemon: Daemon) -> None:
+    with connect() as first:
+        first.reserve("r", first.num_blocks)
+    again = connect()
+    assert len(again.reserve("r", again.num_blocks)) == again.num_blocks
+
+
+def test_an_exception_in_a_with_does_not(connect: Connect, daemon: Daemon) -> None:
+    def fail() -> None:
+        with connect(engine="other") as first:
+            first.reserve("r", 1)
+            _ = 1 // 0
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    mine = connect()
+    assert refusal(lambda: mine.reserve("r", mine.num_blocks)).code == "pool_full"
 
 
 def test_two_threads_hammering_requests_and_slots(connect: Connect) -> None:
