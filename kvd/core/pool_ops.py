@@ -88,6 +88,7 @@ def committed(m: State, e: ev.Committed, now: int, out: list[Effect]) -> None:
     codes: list[str] = []
     for item in e.items:
         code = ""
+        about = _about_commit(engine, table, item)
         if len(item.block_hash) != HASH_BYTES or not 0 < item.tokens <= table.shape.block_tokens:
             code = "frame_malformed"
         else:
@@ -98,10 +99,23 @@ def committed(m: State, e: ev.Committed, now: int, out: list[Effect]) -> None:
                 code = "duplicate" if status is CommitStatus.DUPLICATE else ""
             except LocalError as error:
                 code = error.code
-        m.story.record(now, (f"block{item.block}", engine.name), item, code or "committed")
+        m.story.record(now, about, item, code or "committed")
         codes.append(code)
     flush(m, out)
     out.append(Reply(e.reply, res.ItemStatuses(tuple(codes) if any(codes) else ())))
+
+
+def _about_commit(engine: Engine, table: BlockTable, item: ev.CommitItem) -> tuple[object, ...]:
+    """What a commit is told about: its block and the request, which names the engine, too."""
+    block = f"block{item.block}"
+    if item.request:
+        request = engine.requests.get(item.request)
+        key = request.key if request is not None else RequestKey(engine.name, item.request)
+        return block, key
+    fill = table.fills.get(item.block)
+    if fill is not None and fill.owner.engine == engine.name:
+        return block, fill.owner
+    return block, engine.name
 
 
 def request_ended(m: State, e: ev.RequestEnded, now: int, out: list[Effect]) -> None:

@@ -200,3 +200,29 @@ def test_an_event_is_named_after_its_type_or_its_text() -> None:
     held = SlotRef(ref(), 0, 0)
     assert story_text.event_name(se.ReadClaimed(held, ReadId("t", 0, 0, 0), "x")) == "read_claimed"
     assert story_text.event_name("lease ended") == "lease_ended"
+
+
+@pytest.mark.parametrize("named", ["r1", ""])
+def test_the_commit_of_a_block_is_told_about_its_request(named: str) -> None:
+    """Whether the engine names the request or not; a refused commit is told, too."""
+    node = FakeNode()
+    who = node.join()
+    (block,) = node.reserve(who, "r1", 1)
+    (other,) = node.reserve(who, "r2", 1)
+    item = ev.CommitItem(block, block.to_bytes(32), 16, named)
+    node.handle(ev.Committed(4, who, (item, ev.CommitItem(other, b"short", 16, named))))
+    told = [(entry.event, entry.outcome) for entry in run_now(story_page(node, "r1", 10)).entries]
+    refused = [("commit_item", "frame_malformed")] if named else []
+    assert told == [("reserved", "reserved"), ("commit_item", "committed"), *refused]
+    for wanted in (f"block{block}", "e0"):
+        assert "commit_item" in events(node, wanted)
+
+
+def test_a_commit_of_what_is_gone_is_told_about_the_request_that_it_names() -> None:
+    node = FakeNode()
+    who = node.join()
+    node.reserve(who, "r1", 1)
+    item = ev.CommitItem(3, bytes(32), 16, "late")
+    node.handle(ev.Committed(4, who, (item,)))
+    (entry,) = run_now(story_page(node, "late", 10)).entries
+    assert entry.outcome == "block_not_reserved"
