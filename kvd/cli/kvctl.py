@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 import typer
 
 from kvd import __version__
+from kvd.cli.commands import Commands
 from kvd.cli.options import (
     AfterOption,
     BlockEngineOption,
@@ -60,6 +61,7 @@ WATCH_BACKLOG: Final = 10
 
 app = typer.Typer(
     name="kvctl",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -208,6 +210,9 @@ def story(
     kvctl story block12                        a block of the pool
     """
 
+    if not name.strip():
+        raise typer.BadParameter("it is empty", param_hint="ID")
+
     def ask(client: AdminClient) -> StoryPage:
         return client.story(name, limit)
 
@@ -252,13 +257,15 @@ def errors(
     if output is Output.JSON:
         import json
 
+        from kvd.cli.text import named
+
         told = [
             {
                 "code": row.code,
                 "status": row.status,
                 "retry": row.retry.value,
-                "what": row.what,
-                "remedy": row.remedy,
+                "what": named(row.what),
+                "remedy": named(row.remedy),
             }
             for row in rows
         ]
@@ -361,7 +368,21 @@ def _print_table(content: RenderableType, again: bool = False) -> None:
 
 def main() -> None:
     """Run `kvctl`."""
-    app()
+    try:
+        app()
+    except OSError as error:
+        # Who asks kvd turns errors of the connection into refusals: this is our own output. A pipe
+        # that nobody reads any more has ended it before.
+        _give_output_up()
+        typer.echo(f"kvctl: cannot write: {error.strerror or error}", err=True)
+        sys.exit(EXIT_REFUSED)
+
+
+def _give_output_up() -> None:
+    """What is left in the buffer would fail once more at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

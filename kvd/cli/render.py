@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from kvd.cli.layout import spaced, table, word
 from kvd.cli.render_pool import eviction_facts, pool_facts
-from kvd.cli.text import maybe_seconds, percent, seconds, size, yes
+from kvd.cli.text import maybe_seconds, named, percent, seconds, size, yes
 from kvd.core.errors import ErrorSpec
 from kvd.server.models import (
     Model,
@@ -33,8 +32,6 @@ from kvd.server.models_tables import (
     SlotPage,
     StoryPage,
 )
-
-_PLACE: Final = re.compile(r"\{(\w+)[^}]*\}")
 
 _CHECKSUMS: Final = {
     "off": "off: wrong bytes in host memory are not noticed",
@@ -326,7 +323,7 @@ def render_errors(rows: Sequence[ErrorSpec]) -> RenderableType:
         return _one_error(rows[0])
     made = table("code", "what is wrong", "what to do")
     for row in rows:
-        made.add_row(row.code, _named(row.what), _named(row.remedy))
+        made.add_row(row.code, named(row.what), named(row.remedy))
     return made
 
 
@@ -335,16 +332,11 @@ def _one_error(row: ErrorSpec) -> Table:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     grid.add_row("code", row.code)
-    grid.add_row("what", _named(row.what))
-    grid.add_row("remedy", _named(row.remedy))
+    grid.add_row("what", named(row.what))
+    grid.add_row("remedy", named(row.remedy))
     grid.add_row("retry", row.retry.value.replace("_", " "))
     grid.add_row("HTTP status", str(row.status))
     return grid
-
-
-def _named(text: str) -> str:
-    """Show `{free}` of a template as <free>."""
-    return _PLACE.sub(r"<\1>", text)
 
 
 def _with_more(content: RenderableType, after: str | None) -> RenderableType:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+_PLACE: Final = re.compile(r"\{(\w+)[^}]*\}")
 _SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -43,3 +45,8 @@ def percent(part: int, whole: int) -> str:
 def yes(value: bool) -> str:
     """`yes` or `no`."""
     return "yes" if value else "no"
+
+
+def named(template: str) -> str:
+    """Show `{free}` of an error's template as <free>."""
+    return _PLACE.sub(r"<\1>", template)

@@ -241,3 +241,27 @@ def test_only_what_is_needed_is_loaded(arguments: str, unwanted: set[str]) -> No
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "loaded"
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_choice_is_told_in_plain_words() -> None:
+    _, _, err = run("status", "-o", "xml")
+    assert "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json'" in err
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_story_of_nothing_is_wrong_usage(name: str) -> None:
+    code, out, err = run("story", name)
+    assert (code, out) == (2, "")
+    assert "Invalid value for ID: it is empty" in err
+
+
+def test_placeholders_look_alike_in_both_forms() -> None:
+    for code in ("pool_full", "parameter_invalid", "not_found"):
+        table = " ".join(run("errors", code)[1].split())
+        (row,) = json.loads(run("errors", code, "-o", "json")[1])
+        assert "{" not in row["what"] + row["remedy"]
+        assert f"what {row['what']}" in table
+        assert f"remedy {row['remedy']}" in table
