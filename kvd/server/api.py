@@ -17,6 +17,7 @@ from kvd.server import models, models_tables
 from kvd.server.models import Model, Readiness
 from kvd.server.node_view import NodeView
 from kvd.server.openapi import describe_api
+from kvd.server.problems import path_unknown
 from kvd.server.routes import ROUTES, STORY_PREFIX
 from kvd.server.sliced import Work, run_sliced
 from kvd.server.views import Watch, readiness, status
@@ -92,7 +93,7 @@ class Api:
             return await self._story(path.removeprefix(STORY_PREFIX), values)
         handler = self._handlers.get(path)
         if handler is None:
-            raise KvdError("not_found", what=path)
+            raise path_unknown(path)
         return await handler(self._routes[path].read(given))
 
     async def _run(self, work: Work[T]) -> T:

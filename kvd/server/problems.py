@@ -7,6 +7,7 @@ the standard members.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -31,6 +32,12 @@ _ROWS: Final = (
     ),
 )
 
+_PATH_UNKNOWN: Final = replace(
+    CATALOGUE["not_found"],
+    what="there is no path {path!r}",
+    remedy="GET /openapi.json describes all that there are.",
+)
+
 ADMIN_ERRORS: Final = MappingProxyType({row.code: row for row in _ROWS})
 """Codes that only the admin API answers with."""
 
@@ -50,6 +57,11 @@ class AdminError(KvdError):
 def parameter_invalid(name: str, detail: str, fix: str) -> AdminError:
     """Make the refusal of a query parameter."""
     return AdminError(ADMIN_ERRORS["parameter_invalid"], name=name, detail=detail, fix=fix)
+
+
+def path_unknown(path: str) -> AdminError:
+    """Make the refusal of a path that the admin API does not have."""
+    return AdminError(_PATH_UNKNOWN, path=path[:200])
 
 
 def method_not_allowed(method: str, path: str, allowed: Sequence[str]) -> AdminError:

@@ -71,6 +71,7 @@ def test_unknown_paths_are_not_found() -> None:
             with pytest.raises(KvdError) as caught:
                 await api.answer(path, {})
             assert caught.value.code == "not_found"
+            assert "/openapi.json" in caught.value.remedy
 
     asyncio.run(main())
 
