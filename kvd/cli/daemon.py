@@ -119,7 +119,10 @@ def run(argv: Sequence[str] | None = None) -> int:
         _print_problems(error)
         return EXIT_REFUSED
     if args.check_config:
-        print(f"kvd: the configuration is good ({_source(args.config)})")
+        print(
+            f"kvd: the configuration is good ({_source(args.config)}); "
+            "whether the memory is there is seen at the start"
+        )
         return EXIT_OK
     try:
         if args.hold:
@@ -138,8 +141,13 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _flags(args: argparse.Namespace) -> dict[str, str]:
     """Command line settings as configuration keys.
 
-    Raises: ValueError for a --set that is not KEY=VALUE.
+    Raises: ValueError for a --set that is not KEY=VALUE, or a --hold-ttl without --hold.
     """
+    if args.hold_ttl is not None and not args.hold:
+        raise ValueError(
+            "--hold-ttl belongs to --hold; for the holder that kvd starts itself, use "
+            "--set pool.hold_ttl=TIME"
+        )
     flags: dict[str, str] = {}
     for text in args.set:
         key, sign, value = text.partition("=")

@@ -73,6 +73,7 @@ def left(path: Path) -> list[str]:
         (("--set", "=5"), "is not KEY=VALUE"),
         (("--set",), "expected one argument"),
         (("surplus",), "unrecognized arguments"),
+        (("--hold-ttl", "5s"), "--hold-ttl belongs to --hold"),
     ],
 )
 def test_wrong_usage_ends_with_2(args: tuple[str, ...], says: str) -> None:
@@ -142,7 +143,8 @@ def test_check_config_starts_nothing(directory: Path) -> None:
     file.write_text('[pool]\nsize = "64TiB"\n')
     path = directory / "run"
     code, said = run("--config", str(file), "--runtime-dir", str(path), "--check-config")
-    assert (code, said) == (0, f"kvd: the configuration is good ({file})\n")
+    good = f"kvd: the configuration is good ({file}); "
+    assert (code, said) == (0, good + "whether the memory is there is seen at the start\n")
     assert not path.exists()
 
 
