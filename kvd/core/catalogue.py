@@ -70,15 +70,15 @@ _ROWS: Final = (
         "already_running",
         409,
         _N,
-        "another kvd (pid {pid}) holds {path}",
-        "Stop that daemon, or give this one its own --runtime-dir.",
+        "another {who} (pid {pid}) holds {path}",
+        "Stop that process, or give this one its own --runtime-dir.",
     ),
     ErrorSpec(
         "runtime_dir_unusable",
         400,
         _N,
         "runtime directory {path} cannot be used: {detail}",
-        "Create it with mode 0700 for this user, or choose another with --runtime-dir.",
+        "Give kvd a directory of its own with --runtime-dir; it makes one that is not there.",
     ),
     ErrorSpec(
         "owner_unavailable",

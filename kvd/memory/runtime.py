@@ -135,7 +135,7 @@ def _check_lengths(path: Path) -> None:
         raise _unusable(
             path,
             f"the socket {longest} in it would have a path of {length} bytes, "
-            f"over the {SOCKET_PATH_BYTES_MAX} that the system allows",
+            f"over the {SOCKET_PATH_BYTES_MAX} that the system allows: choose a shorter one",
         )
 
 
@@ -157,7 +157,7 @@ def _open_directory(path: Path, mode: int) -> int:
         undo.callback(os.close, dir_fd)
         if created:
             os.fchmod(dir_fd, mode)  # whatever the umask took away
-        _check_directory(path, os.fstat(dir_fd), mode)
+        _check_directory(path, dir_fd, mode)
         undo.pop_all()
     return dir_fd
 
@@ -166,25 +166,34 @@ def _why_not_opened(path: Path, error: OSError) -> str:
     if path.is_symlink():
         return "it is a symbolic link"
     if error.errno == errno.ENOTDIR:
-        return "it is not a directory"
+        return "it is not a directory: remove it, or choose another path"
     return f"it cannot be opened ({error.strerror})"
 
 
-def _check_directory(path: Path, status: os.stat_result, mode: int) -> None:
+def _check_directory(path: Path, dir_fd: int, mode: int) -> None:
+    status = os.fstat(dir_fd)
     if status.st_uid != os.geteuid():
         raise _unusable(path, f"it belongs to uid {status.st_uid}, kvd runs as {os.geteuid()}")
     actual = stat.S_IMODE(status.st_mode)
+    cure = f"chmod {mode:04o} {path}"
+    if not _is_for_kvd(dir_fd, actual):
+        cure = f"it serves others, too, so use one of kvd's own, e.g. {path / 'kvd'}"
     if actual & 0o077 & ~mode:
-        raise _unusable(path, f"its mode {actual:04o} opens it to others: chmod {mode:04o} {path}")
+        raise _unusable(path, f"its mode {actual:04o} opens it to others: {cure}")
     if mode & 0o011 and actual & 0o011 != 0o011:
-        raise _unusable(
-            path,
-            f"its mode {actual:04o} keeps out the users of server.allowed_uids: "
-            f"chmod {mode:04o} {path}",
-        )
+        what = f"its mode {actual:04o} keeps out the users of server.allowed_uids"
+        raise _unusable(path, f"{what}: {cure}")
     parent = path.parent.stat()
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
         raise _unusable(path, f"anybody could replace it: {path.parent} is writable by all")
+
+
+def _is_for_kvd(dir_fd: int, mode: int) -> bool:
+    """Whether a directory is kvd's, or nobody's yet: others of it would suffer from its mode."""
+    if mode & stat.S_ISVTX:
+        return False
+    names = os.listdir(dir_fd)
+    return not names or LOCK_FILE in names or HOLD_SOCKET in names
 
 
 def _take_lock(dir_fd: int, path: Path) -> int:
@@ -197,7 +206,9 @@ def _take_lock(dir_fd: int, path: Path) -> int:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 pid = _read_pid(lock_fd)
-                raise LocalError("already_running", pid=pid, path=path / LOCK_FILE) from error
+                raise LocalError(
+                    "already_running", who="kvd", pid=pid, path=path / LOCK_FILE
+                ) from error
             # Somebody may have removed the file between open and lock: then lock the new one.
             if _is_current(lock_fd, dir_fd):
                 os.ftruncate(lock_fd, 0)
@@ -246,20 +257,23 @@ def _remove_stale_sockets(dir_fd: int, path: Path) -> tuple[str, ...]:
             continue
         if not stat.S_ISSOCK(status.st_mode):
             raise _unusable(path, f"{name} in it is not a socket: remove it")
-        pid = _listener(path / name)
+        pid = listener_pid(path / name)
         if pid is None:
             stale.append(name)
         elif name != HOLD_SOCKET:
             # Possible only when the lock file of a running daemon was removed.
-            raise LocalError("already_running", pid=pid, path=path / name)
+            raise LocalError("already_running", who="kvd", pid=pid, path=path / name)
     for name in stale:
         os.unlink(name, dir_fd=dir_fd)
     return tuple(stale)
 
 
-def _listener(path: Path) -> str | None:
-    """Return the pid that listens on a socket ("unknown" when it is not told), None if nobody."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+def listener_pid(path: Path, kind: int = socket.SOCK_STREAM) -> str | None:
+    """Return the pid that listens on a socket ("unknown" when it is not told), None if nobody.
+
+    Args: kind: type of the socket.
+    """
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:
             probe.connect(os.fspath(path))

@@ -21,6 +21,7 @@ from typing import Final
 from kvd.core.errors import LocalError
 from kvd.memory.owners import hold_wire as wire
 from kvd.memory.owners.base import NAMES_MAX, check_name
+from kvd.memory.runtime import listener_pid
 from kvd.memory.sd_notify import notify
 
 _BACKLOG: Final = 8
@@ -183,7 +184,8 @@ def hold(path: Path, ttl_s: float, *, once: bool, ready_fd: int = -1) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LocalError("already_running", pid="of a holder", path=path) from error
+            pid = listener_pid(path, socket.SOCK_SEQPACKET) or "unknown"
+            raise LocalError("already_running", who="holder", pid=pid, path=path) from error
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         undo.callback(os.close, read_end)
         undo.callback(os.close, write_end)

@@ -6,6 +6,7 @@ import array
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -142,11 +143,17 @@ def test_nonsense_ends_the_connection_and_harms_nobody(
 
 
 def test_a_second_holder_is_refused(directory: Path, holder: HolderOwner) -> None:
-    del holder
+    path = directory / HOLD_SOCKET
+    holder.confirm()
+    credentials = holder._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid = struct.unpack("3i", credentials)[0]
     command = [sys.executable, "-m", "kvd", "--hold", "--runtime-dir", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert "already_running" in done.stderr
+    assert done.stderr.startswith(
+        f"kvd: already_running: another holder (pid {pid}) holds {path}. Stop that process"
+    )
+    holder.confirm()
 
 
 def test_asked_to_end_it_leaves_nothing(directory: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvd.core.errors import LocalError
+from kvd.core.errors import CATALOGUE, LocalError
 from kvd.memory.runtime import LOCK_FILE, RuntimeDir, resolve_runtime_dir
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +67,7 @@ def test_path_too_long_for_its_sockets(length: int, tmp_path: Path) -> None:
     path = Path("/tmp") / ("x" * (length - len("/tmp/")))
     what = refusal(path)
     assert f"attach.sock in it would have a path of {length + 12} bytes, over the 107" in what
+    assert "choose a shorter one" in what
     assert not path.exists()
 
 
@@ -106,7 +107,7 @@ def test_dangling_symbolic_link(run: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: Path(path).write_text("x")])
 def test_no_directory(make: Callable[[Path], object], run: Path) -> None:
     make(run)
-    assert "it is not a directory" in refusal(run)
+    assert "it is not a directory: remove it, or choose another path" in refusal(run)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o777])
@@ -129,6 +130,28 @@ def test_directory_that_keeps_out_allowed_users(run: Path) -> None:
     run.mkdir(mode=0o700)
     what = refusal(run, others_may_enter=True)
     assert "keeps out the users of server.allowed_uids: chmod 0711" in what
+
+
+@pytest.mark.parametrize("others_may_enter", [False, True])
+def test_a_shared_directory_is_not_to_be_changed(run: Path, others_may_enter: bool) -> None:
+    """/tmp and the like: sticky, or with things of others in it."""
+    run.mkdir()
+    run.chmod(0o1777)
+    what = refusal(run, others_may_enter=others_may_enter)
+    assert what.endswith(f"so use one of kvd's own, e.g. {run}/kvd.")
+    run.chmod(0o755)
+    assert "opens it to others: chmod 0700" in refusal(run)
+    (run / "of others").touch()
+    what = refusal(run, others_may_enter=others_may_enter)
+    assert ("chmod" in what, "kvd's own" in what) == (False, True)
+    (run / LOCK_FILE).touch()
+    assert "opens it to others: chmod 0700" in refusal(run)
+
+
+def test_the_remedy_fits_whatever_is_wrong_with_a_directory() -> None:
+    row = CATALOGUE["runtime_dir_unusable"]
+    assert "mode" not in row.remedy
+    assert "--runtime-dir" in row.remedy
 
 
 def test_directory_of_somebody_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +212,8 @@ def test_second_daemon_learns_the_pid_of_the_first(run: Path) -> None:
         with pytest.raises(LocalError) as caught:
             RuntimeDir.acquire(run)
         assert caught.value.code == "already_running"
-        assert caught.value.context == {"pid": str(os.getpid()), "path": f"{run}/kvd.lock"}
+        told = {"who": "kvd", "pid": str(os.getpid()), "path": f"{run}/kvd.lock"}
+        assert caught.value.context == told
         assert first.attach_socket.is_socket()
         first.release()
     RuntimeDir.acquire(run).release()
