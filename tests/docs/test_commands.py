@@ -95,6 +95,8 @@ def test_python(command: Command, daemon: OwnDaemon) -> None:
     # Its input has ended: an engine then ends too, once it is there.
     done = run(line.replace("python", sys.executable, 1), environment(daemon))
     assert done.returncode == 0, done.stderr
+    # The texts speak of a ring of layer buffers.
+    assert "every layer has a buffer of its own" not in done.stdout
 
 
 @pytest.mark.parametrize("command", of("make"), ids=str)
@@ -103,6 +105,16 @@ def test_make(command: Command) -> None:
     done = run(f"{command.line} --dry-run", dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_readme_says_where_the_programs_come_from_before_it_uses_them() -> None:
+    lines = [line for language, body in blocks(ROOT / "README.md") if not language
+             for line in body.splitlines()]  # fmt: skip
+    path = next(n for n, line in enumerate(lines) if line.startswith("export PATH="))
+    assert "$PWD/.venv/bin:" in lines[path]
+    assert "make env" in lines[:path]
+    assert not [line for line in lines[:path] if line.split()[:1] != ["make"]]
+    assert {line.split()[0] for line in lines[path + 1 :]} == {"kvd", "kvctl", "python"}
 
 
 def test_every_command_is_run_by_a_test() -> None:
