@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from engine_shim.reference import orders as od
+
+PLAIN_WIDTH: Final = 160
+READABLE: Final = 20
+FRAME: Final = 10
+"""Columns of a table of three that hold no text."""
 
 
 class Show:
     """Writes to one console."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+        # Into a file or a pipe there is no width to fit.
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        self._console = console or Console(width=width)
 
     def step(self, text: str) -> None:
         """Say what begins."""
-        self._console.print(f"[bold]>[/bold] {text}")
+        self._console.print(f"[bold]>[/bold] {escape(text)}")
 
     def fact(self, text: str) -> None:
         """Say what was seen."""
-        self._console.print(f"  {text}", highlight=False)
+        self._console.print(f"  {escape(text)}", highlight=False)
 
     @contextmanager
     def progress(self, text: str, total: int) -> Iterator[Follow]:
@@ -43,9 +53,16 @@ class Show:
             yield Follow(bars, bars.add_task(text, total=total))
 
     def table(self, title: str, rows: list[tuple[str, str, str]]) -> None:
-        """The figures: (what, value, how to read it)."""
+        """The figures: (what, value, how to read it); where a table does not fit, as sentences."""
+        whats, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+        room = self._console.width - FRAME - values
+        if room < 1.5 * READABLE:
+            self._console.print(f"[bold]{escape(title)}[/bold]")
+            for what, value, reading in rows:
+                self.fact(f"{what}: {value} ({reading})")
+            return
         table = Table(title=title, show_header=False, title_justify="left")
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=room - whats >= READABLE)
         table.add_column(justify="right", no_wrap=True, style="bold")
         table.add_column()
         for row in rows:
@@ -54,7 +71,7 @@ class Show:
 
     def failure(self, text: str) -> None:
         """Say what went wrong."""
-        self._console.print(f"[bold red]failed:[/bold red] {text}", highlight=False)
+        self._console.print(f"[bold red]failed:[/bold red] {escape(text)}", highlight=False)
 
 
 class Follow:
