@@ -14,12 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from engine_shim.reference import orders as od
+from engine_shim.reference.demo.leash import popen
 
 READY_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.01
@@ -40,7 +42,7 @@ class UnixConnection(HTTPConnection):
 
 
 class OwnDaemon:
-    """A kvd in a temporary runtime directory."""
+    """A kvd in a temporary runtime directory; it ends when the thread that started it is gone."""
 
     def __init__(
         self, *settings: str, args: Sequence[str] = (), source: Path | None = None
@@ -70,7 +72,7 @@ class OwnDaemon:
             environment = clean_environment()
             if self.source is not None:
                 environment["PYTHONPATH"] = str(self.source)
-            self.process = subprocess.Popen(
+            self.process = popen(
                 self._command, stdout=log, stderr=log, env=environment, cwd=self.source
             )
         if wait:
@@ -132,7 +134,11 @@ class OwnDaemon:
         self._directory.cleanup()
 
     def __enter__(self) -> Self:
-        return self.start()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self.start()
+            undo.pop_all()
+        return self
 
     def __exit__(
         self,
@@ -153,7 +159,10 @@ class EngineEnded(RuntimeError):
 
 
 class EngineProcess:
-    """Rank 0 of a reference engine (and its other ranks), with orders and news."""
+    """Rank 0 of a reference engine (and its other ranks), with orders and news.
+
+    They end when the thread that started them is gone.
+    """
 
     def __init__(
         self, role: str, name: str, *args: str, tp_size: int = 1, prefix: Sequence[str] = ()
@@ -173,7 +182,7 @@ class EngineProcess:
         if tp_size > 1:
             command += ["--tp-size", str(tp_size), "--group", self._directory.name]
         with self._log_path.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -187,7 +196,7 @@ class EngineProcess:
 
     def _other(self, command: list[str], rank: int, log: int) -> subprocess.Popen[bytes]:
         """Another rank; it joins once rank 0 listens for it."""
-        return subprocess.Popen(
+        return popen(
             [*command, "--rank", str(rank)],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from engine_shim.reference.demo.leash import popen
 from engine_shim.reference.demo.processes import clean_environment, kill
 
 INTERVAL: Final = 0.05
@@ -58,7 +59,7 @@ class Sampler:
             "--watch",
             str(INTERVAL),
         ]
-        self._process = subprocess.Popen(
+        self._process = popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
