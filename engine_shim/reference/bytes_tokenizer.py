@@ -87,7 +87,8 @@ def long_text(num_tokens: int) -> str:
     It is the Python language reference as shipped inside every Python (`pydoc_data.topics`), each
     paragraph once: varied prose, no network, and the same for one version of Python.
 
-    Raises: ValueError if num_tokens is below 1 or above what the reference holds (about 350 000).
+    Raises: ValueError if num_tokens is below 1 or above what the reference holds (see
+            `longest_text`; about 350 000).
     """
     if num_tokens < 1:
         raise ValueError(f"num_tokens is {num_tokens}; give 1 or more")
@@ -99,6 +100,11 @@ def long_text(num_tokens: int) -> str:
         if size >= num_tokens:
             return "".join(text)[:num_tokens]
     raise ValueError(f"num_tokens is {num_tokens}; give {size} or less, the text is no longer")
+
+
+def longest_text() -> int:
+    """Return how many tokens `long_text` has at most; it depends on the version of Python."""
+    return sum(map(len, _reference_paragraphs()))
 
 
 def _reference_paragraphs() -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 
 from engine_shim.reference.bytes_tokenizer import VOCAB_SIZE
 
-_MAX_SEED: Final = 2**63 - 1
+SEED_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class ModelConfig:
             raise ValueError(f"num_heads is {self.num_heads}; give a power of two")
         if self.vocab < VOCAB_SIZE:
             raise ValueError(f"vocab is {self.vocab}; give {VOCAB_SIZE} or more (bytes + specials)")
-        if not 0 <= self.seed <= _MAX_SEED:
-            raise ValueError(f"seed is {self.seed}; give 0 to {_MAX_SEED}")
+        if not 0 <= self.seed <= SEED_MAX:
+            raise ValueError(f"seed is {self.seed}; give 0 to {SEED_MAX}")
         if self.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype is {self.dtype}; give torch.float32 or torch.bfloat16")
         self._check_index_layers()

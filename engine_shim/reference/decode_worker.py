@@ -29,7 +29,7 @@ class DecodeOptions:
 
     max_tokens:    longest sequence, new tokens included.
     num_requests:  sequences of that length that the region holds.
-    hot_rows:      rows of a hot buffer in each layer, 0 for twice the selection.
+    hot_rows:      rows of a hot buffer in each layer, 0 for `default_hot_rows`.
     max_width:     positions of a decode step at most.
     kv_port:       base of the ports where kvd listens for producers, 0 for none.
     """
@@ -44,6 +44,11 @@ class DecodeOptions:
     kv_port: int = 0
     host: str = "127.0.0.1"
     transfer_deadline_s: float = 120.0
+
+
+def default_hot_rows(config: ModelConfig) -> int:
+    """Rows of a hot buffer in each layer where nothing else is said: twice the selection."""
+    return 2 * config.index_topk
 
 
 class DecodeWorker:
@@ -137,7 +142,7 @@ class DecodeWorker:
             self._device,
             region,
             region_layout(config, blocks, options.block_tokens),
-            slots=options.hot_rows or 2 * config.index_topk,
+            slots=options.hot_rows or default_hot_rows(config),
             num_buffers=options.num_requests,
             max_step_tokens=options.max_width,
             index_memory=resident,
