@@ -1,4 +1,4 @@
-"""The demo, killed: it leaves no process."""
+"""The demo, interrupted and killed: it leaves no process, and after Ctrl-C nothing at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine_shim.reference.demo import leash
-from engine_shim.reference.demo.processes import OwnDaemon, clean_environment
+from engine_shim.reference.demo.processes import OwnDaemon, clean_environment, pause
 from tests.e2e.pair import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -61,6 +61,60 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     """Read until it says so."""
     assert process.stdout is not None
     assert any(text in line for line in process.stdout), "it ended"
+
+
+def press_until_it_ends(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C again and again: a terminal tells all of the group."""
+
+    def ended() -> bool:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            pause(0.03)
+        return process.poll() is not None
+
+    until(ended, lambda: session(process.pid), SECONDS)
+
+
+def check_interrupted(process: subprocess.Popen[str], tmp_path: Path) -> None:
+    """One line, exit code 130, nothing left."""
+    assert process.stderr is not None
+    assert process.stderr.read() == "demo: interrupted\n"
+    assert process.wait() == 130
+    assert session(process.pid) == []
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "two kvds",
+        "a prefill and a decode engine",
+        "first request",
+        "kill -9 of the prefill engine",
+        "the first text on the resident model",
+    ],
+)
+def test_ctrl_c_is_one_line_and_leaves_nothing(moment: str, tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        wait_for(process, moment)
+        press_until_it_ends(process)
+        check_interrupted(process, tmp_path)
+
+
+def test_ctrl_c_while_libraries_are_loaded(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        until(lambda: "torch" in maps.read_text(), lambda: "no torch", SECONDS)
+        press_until_it_ends(process)
+        check_interrupted(process, tmp_path)
+
+
+def test_ctrl_c_pressed_once_is_enough(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        wait_for(process, "first request")
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+        check_interrupted(process, tmp_path)
 
 
 @pytest.mark.parametrize("moment", ["a prefill and a decode engine", "first request"])

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Sequence
 
-from engine_shim.reference.demo.command import main
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; returns the exit code."""
+    # The import of torch takes seconds, and nothing is there yet that would have to be ended.
+    signal.signal(signal.SIGINT, _leave)
+    from engine_shim.reference.demo.command import main as run
+
+    return run(argv)
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"demo: interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
+from typing import Final
 
+from engine_shim.reference.demo.interrupts import Interrupts
 from engine_shim.reference.demo.options import make_out, options_of, parser
 from engine_shim.reference.demo.processes import EngineEnded
 from engine_shim.reference.demo.run import Demo, DemoFailed, DemoOptions, DemoResult
 from engine_shim.reference.demo.show import Show, size
+
+INTERRUPTED: Final = 130
 
 
 def document_of(options: DemoOptions, result: DemoResult) -> dict[str, object]:
@@ -95,11 +100,20 @@ def table_rows(document: dict[str, object], result: DemoResult) -> list[tuple[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code."""
-    return _run(parser().parse_args(argv), Show())
+    """Run the demo; returns the exit code.
+
+    After Ctrl-C that is `INTERRUPTED`, everything is ended, and SIGINT stays ignored.
+    """
+    args = parser().parse_args(argv)
+    try:
+        with Interrupts() as interrupts:
+            return _run(args, Show(), interrupts)
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _run(args: argparse.Namespace, show: Show) -> int:
+def _run(args: argparse.Namespace, show: Show, interrupts: Interrupts) -> int:
     try:
         options, said = options_of(args)
         make_out(args.out)
@@ -109,7 +123,7 @@ def _run(args: argparse.Namespace, show: Show) -> int:
     if said:
         show.fact(said)
     try:
-        result = Demo(options, show).run()
+        result = Demo(options, show, interrupts).run()
         document = document_of(options, result)
         path = args.out / "run.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

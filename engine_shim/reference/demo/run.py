@@ -20,6 +20,7 @@ from typing import Final
 
 from engine_shim.reference import orders as od
 from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.demo.interrupts import Interrupts
 from engine_shim.reference.demo.processes import EngineProcess, OwnDaemon
 from engine_shim.reference.demo.resident import ResidentRun, run_resident
 from engine_shim.reference.demo.sampler import Sampler
@@ -99,9 +100,10 @@ class DemoResult:
 class Demo:
     """Runs the acts; processes end with it."""
 
-    def __init__(self, options: DemoOptions, show: Show) -> None:
+    def __init__(self, options: DemoOptions, show: Show, interrupts: Interrupts) -> None:
         self._options = options
         self._show = show
+        self._interrupts = interrupts
         self._result = DemoResult()
         self._undo = ExitStack()
         config = model_config(options.model, options.seed, options.max_tokens)
@@ -110,18 +112,22 @@ class Demo:
     def run(self) -> DemoResult:
         """Everything, in order.
 
-        Raises: DemoFailed.
+        Raises: DemoFailed; RuntimeError, TimeoutError when a process ends or says nothing;
+            KeyboardInterrupt. No process is left then.
         """
         started = time.monotonic()
-        with self._undo:
+        first, second = self._texts()
+        try:
             self._start()
-            first, second = self._texts()
             self._request("first", first, "the whole text")
             self._request("second", second, "the same beginning, another end")
             self._figures()
             self._kill_prefill()
             self._request("third", first, "the first text again, after kill -9")
             self._last_look()
+        finally:
+            with self._interrupts.held():
+                self._undo.close()
         self._resident((first, second))
         self._result.seconds = time.monotonic() - started
         return self._result
@@ -145,7 +151,7 @@ class Demo:
             "pool.size=64KiB", f"regions.size_max={region}MiB", *lasting
         )
         self._samplers = [
-            self._undo.enter_context(_Closing(Sampler(name, kvd.runtime_dir)))
+            self._sampler(name, kvd)
             for name, kvd in (("P", self._prefill_kvd), ("D", self._decode_kvd))
         ]
         self._show.step("a prefill and a decode engine, each a process of its own")
@@ -164,33 +170,45 @@ class Demo:
         )
 
     def _daemon(self, *settings: str) -> OwnDaemon:
-        return self._undo.enter_context(OwnDaemon(*settings))
+        with self._interrupts.held():
+            kvd = OwnDaemon(*settings)
+            self._undo.callback(kvd.close)
+            kvd.start(wait=False)
+        kvd.wait_ready()
+        return kvd
+
+    def _sampler(self, name: str, kvd: OwnDaemon) -> Sampler:
+        with self._interrupts.held():
+            sampler = Sampler(name, kvd.runtime_dir)
+            self._undo.callback(sampler.close)
+        return sampler
 
     def _start_prefill(self) -> EngineProcess:
         return self._engine("prefill", self._prefill_kvd, "--buffers", str(self._options.buffers))
 
     def _engine(self, role: str, kvd: OwnDaemon, *args: str) -> EngineProcess:
         options = self._options
-        engine = EngineProcess(
-            role,
-            role,
-            "--runtime-dir",
-            str(kvd.runtime_dir),
-            "--model",
-            options.model,
-            "--seed",
-            str(options.seed),
-            "--max-tokens",
-            str(options.max_tokens),
-            "--block-tokens",
-            str(options.block_tokens),
-            "--chunk",
-            str(options.chunk),
-            "--threads",
-            str(options.threads),
-            *args,
-        )
-        self._undo.callback(engine.close)
+        with self._interrupts.held():
+            engine = EngineProcess(
+                role,
+                role,
+                "--runtime-dir",
+                str(kvd.runtime_dir),
+                "--model",
+                options.model,
+                "--seed",
+                str(options.seed),
+                "--max-tokens",
+                str(options.max_tokens),
+                "--block-tokens",
+                str(options.block_tokens),
+                "--chunk",
+                str(options.chunk),
+                "--threads",
+                str(options.threads),
+                *args,
+            )
+            self._undo.callback(engine.close)
         return engine
 
     def _request(self, name: str, tokens: Sequence[int], what: str) -> None:
@@ -233,8 +251,9 @@ class Demo:
 
     def _kill_prefill(self) -> None:
         self._show.step("kill -9 of the prefill engine; a new one attaches to the same kvd")
-        os.kill(self._prefill.process.pid, signal.SIGKILL)
-        self._prefill.close()
+        with self._interrupts.held():
+            os.kill(self._prefill.process.pid, signal.SIGKILL)
+            self._prefill.close()
         self._prefill = self._start_prefill()
         self._prefill.wait_ready()
 
@@ -274,19 +293,6 @@ def _failed(engine: str, news: od.News) -> DemoFailed:
     if isinstance(news, od.Failed):
         return DemoFailed(f"{engine} engine: {news.code}: {news.detail}")
     return DemoFailed(f"{engine} engine said {type(news).__name__}")
-
-
-class _Closing:
-    """Closes a thing that has only `close`."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def __enter__(self) -> Sampler:
-        return self._sampler
-
-    def __exit__(self, *_: object) -> None:
-        self._sampler.close()
 
 
 def free_port() -> int:
