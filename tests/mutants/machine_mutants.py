@@ -98,7 +98,7 @@ MUTANTS: Final = (
         "        if fill is None or fill.owner.engine != engine or "
         'request not in ("", fill.owner.request):\n',
         "        if fill is None or fill.owner.engine != engine:\n",
-        CAUGHT,
+        ("machine by example",),
     ),
     # Reads of this kvd's slots and blocks ---------------------------------------------------------
     Mutant(

@@ -293,6 +293,10 @@ class Node:
             cover.ReadCover(boot, read, self.executor, source),
         )
         world.run_copy(copy, self._copy_ended, self.boot, read)
+        node = world.nodes[producer]
+        if source.kind is SourceKind.POOL and (node.boot != boot or node.machine is None):
+            # A grant of a kvd that is dead by now: who copies sees that at the end.
+            world.dma.doubt(copy)
 
     def _copy_ended(self, ok: bool, boot: int, read: ReadId) -> None:
         event = ev.CopyEnded(read, ok)
