@@ -40,6 +40,7 @@ SETTINGS: Final = (
     "pool.hold_ttl=30s",
 )
 WAIT_SECONDS: Final = 60.0
+PROGRESS_SECONDS: Final = 30
 
 EARLIER: Final = "+earlier"
 FIRST_FINDER: Final = """
@@ -72,6 +73,8 @@ class Soak:
     back_s: list[float] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=lambda: {"kvd": 0, "engine": 0, "holder": 0})
     checked: int = 0
+    written: dict[str, int] = field(default_factory=dict)
+    """Size of each journal when it was looked at last."""
 
     # Processes --------------------------------------------------------------------------------
 
@@ -169,6 +172,18 @@ class Soak:
         if not invariants["ok"]:
             raise SoakFailed(f"kvd's books contradict themselves: {invariants}")
 
+    def check_progress(self) -> None:
+        """Every engine has done something since this was asked last.
+
+        Raises: SoakFailed: one is stuck or has ended, and a quiet run would prove nothing.
+        """
+        for name, process in self.engines.items():
+            size = self.journal(name).stat().st_size
+            if process.poll() is not None or size == self.written.get(name):
+                log = (self.directory / f"{name}.log").read_text(errors="replace")
+                raise SoakFailed(f"engine {name} did nothing for a while:\n{log[-2000:]}")
+            self.written[name] = size
+
     def close(self) -> None:
         """End everything."""
         for process in self.engines.values():
@@ -232,10 +247,13 @@ def run(
         for _ in range(kills):
             soak.kill_something()
             progress.advance(task)
+        soak.check()
         growth = Growth(daemon)
         while time.monotonic() < end:
             pause(1.0)
             growth.sample()
+            if growth.seconds % PROGRESS_SECONDS == 0:
+                soak.check_progress()
             progress.advance(task)
         soak.check()
         growth.settle()

@@ -31,6 +31,9 @@ BLOCK_TOKENS: Final = 16
 SPEC: Final = BlockLayoutSpec(
     "soak", "uint8", BLOCK_TOKENS, [[Part("main", 256)] for _ in range(NUM_LAYERS)]
 )
+STABLE: Final = 40
+"""Keys that are never given up, so that whoever checks finds the most of what a journal says."""
+
 KEPT_MAX: Final = 60
 """Keys that an engine keeps; the pool has room for all of every engine, so none is evicted."""
 
@@ -146,10 +149,10 @@ class SoakEngine:
             self.write("wrong", key)
 
     def _drop(self, request: str) -> None:
-        key = self.keys[0]
+        key = self.keys[STABLE]
         found = self.client.lookup(request, [block_hash(key)])
         self.write("drop", key)
-        self.keys.pop(0)  # from now on it may be gone, whether kvd's answer comes or not
+        self.keys.pop(STABLE)  # from now on it may be gone, whether kvd's answer comes or not
         self.client.poison(found)
         self.write("gone", key)
 
