@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from bench.soak_engine import block_hash, identity, is_right, read_journal
 from engine_shim.client import ClientOptions, KvdClient
-from engine_shim.reference.demo.processes import OwnDaemon
+from engine_shim.reference.demo.processes import OwnDaemon, pause
+
+LOOKS: Final = 10
 
 
 class SoakFailed(Exception):
@@ -96,10 +98,13 @@ class Growth:
         self.left_over = {name: after[name] - self._before[name] for name in after}
 
     def _counts(self) -> dict[str, float]:
-        return {
-            "descriptors": len(os.listdir(self._proc / "fd")),
-            "threads": len(os.listdir(self._proc / "task")),
-        }
+        """The least of some looks: a connection that is about to close is nothing that is left."""
+        looks = []
+        for _ in range(LOOKS):
+            pause(0.1)
+            looks.append([len(os.listdir(self._proc / what)) for what in ("fd", "task")])
+        descriptors, threads = (min(column) for column in zip(*looks, strict=True))
+        return {"descriptors": descriptors, "threads": threads}
 
 
 def slope_mib(samples: Sequence[float]) -> float:
