@@ -3,7 +3,7 @@
 `python -m bench.soak --kills 200 --minutes 30 --json FILE`. Engines save blocks and look at what
 they saved (`bench.soak_engine`); their journals say what must be a hit. After each kill of kvd,
 everything that was acknowledged is looked up and read. Without kills it is the long run: memory,
-descriptors and threads must not grow.
+descriptors, threads and tasks must not grow.
 """
 
 from __future__ import annotations

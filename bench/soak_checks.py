@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -69,13 +70,14 @@ class Checker:
 
 
 class Growth:
-    """Memory, descriptors and threads of the present daemon over time."""
+    """Memory, descriptors, threads and tasks of the present daemon over time."""
 
     WARM_UP_SECONDS: ClassVar = 60
 
     def __init__(self, daemon: OwnDaemon) -> None:
         """Look once."""
         assert daemon.process is not None
+        self._daemon = daemon
         self._proc = Path(f"/proc/{daemon.process.pid}")
         self._before = self._counts()
         self.seconds = 0
@@ -102,9 +104,18 @@ class Growth:
         looks = []
         for _ in range(LOOKS):
             pause(0.1)
-            looks.append([len(os.listdir(self._proc / what)) for what in ("fd", "task")])
-        descriptors, threads = (min(column) for column in zip(*looks, strict=True))
-        return {"descriptors": descriptors, "threads": threads}
+            files = [len(os.listdir(self._proc / what)) for what in ("fd", "task")]
+            looks.append([*files, self._tasks()])
+        descriptors, threads, tasks = (min(column) for column in zip(*looks, strict=True))
+        return {"descriptors": descriptors, "threads": threads, "tasks": tasks}
+
+    def _tasks(self) -> int:
+        """Tasks of its event loop, the one that answers included."""
+        _, text = self._daemon.get("/metrics")
+        found = re.search(r'^kvd_process_figure\{figure="loop_tasks"\} (\S+)$', text, re.M)
+        if found is None:
+            raise SoakFailed("kvd does not say how many tasks it has")
+        return int(float(found[1]))
 
 
 def slope_mib(samples: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ host the scheduler delays callbacks that cost nothing.
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import time
 from collections.abc import Callable
@@ -97,6 +98,7 @@ class LoopMeter:
             "gate_store_seconds": self.gate_ns / 1e9,
             "gate_store_seconds_max": self.gate_ns_max / 1e9,
             "rss_bytes": float(_rss_bytes()),
+            "loop_tasks": float(_num_tasks()),
             "oom_score_adj": float(self.oom_score_adj),
         }
 
@@ -106,4 +108,12 @@ def _rss_bytes() -> int:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except (OSError, ValueError):
+        return 0
+
+
+def _num_tasks() -> int:
+    """Tasks of the running loop, the one that asks included; 0 outside a loop."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
         return 0
