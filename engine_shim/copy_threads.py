@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
-from engine_shim.client import KvdRefused, SlotQuarantined
+from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy
 from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_plan import CopyPlan
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
@@ -79,6 +80,33 @@ class BusyTime:
         self._last_end = now
 
 
+Missing = list[tuple[StepRequest, int]]
+"""Requests of which a slot lacks rows, and how many tokens it has."""
+
+OF_ONE_REQUEST: Final = frozenset(
+    {
+        "block_poisoned",
+        "block_not_ready",
+        "block_unknown",
+        "request_ended",
+        "span_busy",
+        "span_unwritten",
+    }
+)
+"""Refusals of a load that say something of its blocks, not of the slot or of kvd."""
+
+
+def fail_owners(step: Step, layer: int, bad: Sequence[BadSpan]) -> None:
+    """Damaged blocks were loaded: their requests fail, or the step when nothing else is left."""
+    damaged = {one.block for one in bad}
+    hit = [r for r in step.live if damaged.intersection(r.pool_blocks)]
+    for request in hit:
+        own = [one for one in bad if one.block in request.pool_blocks]
+        step.fail_request(request.request, checksum_failure(layer, own))
+    if len(hit) == 0 or not step.live:
+        step.fail(checksum_failure(layer, bad))
+
+
 class Loader:
     """Acquires and loads the layers of one step after another."""
 
@@ -122,7 +150,8 @@ class Loader:
             if not step.wait_reached(ahead):
                 break
             try:
-                self._load(step, layer, ring.slot_of[layer])
+                slot = ring.slot_of[layer]
+                self._load(step, layer, slot, ring.slots[slot].bound)
             except SlotQuarantined as error:
                 step.fail(StepFailed("slot_quarantined", str(error), error.slot))
                 break
@@ -131,15 +160,12 @@ class Loader:
                 break
         step.loads_issued.set()
 
-    def _load(self, step: Step, layer: int, slot: int) -> None:
+    def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
         state = step.layers[layer]
-        missing = self._missing(step, layer, slot)
-        items = [self._rows.load_item(request, have) for request, have in missing]
-        state.tenancy = self._client.slots.acquire(
-            slot, layer, items, step.seconds_left(), boot_id=step.boot_id
-        )
+        missing = self._missing(step, layer, slot, is_bound)
+        state.tenancy, missing = self._acquire(step, layer, slot, missing)
         self._contents.occupy(slot, layer)
-        if not items:
+        if not missing:
             state.loaded.set()
             state.acquired.set()
             return
@@ -161,15 +187,49 @@ class Loader:
         self.num_bytes += plan.num_bytes
         state.acquired.set()
 
-    def _missing(self, step: Step, layer: int, slot: int) -> list[tuple[StepRequest, int]]:
+    def _missing(self, step: Step, layer: int, slot: int, is_bound: bool) -> Missing:
         """Requests whose rows the slot lacks, and how many of them it has."""
-        held = [
-            (request, min(self._contents.held(slot, layer, request.request), request.num_computed))
-            for request in step.requests
-        ]
-        return [(request, have) for request, have in held if have < request.num_computed]
+        missing = []
+        for request in step.live:
+            held = self._contents.held(slot, layer, request.request)
+            have = max(held, request.resident) if is_bound else held
+            if have < request.num_computed:
+                missing.append((request, have))
+        return missing
 
-    def _plan(self, layer: int, slot: int, missing: list[tuple[StepRequest, int]]) -> CopyPlan:
+    def _acquire(
+        self, step: Step, layer: int, slot: int, missing: Missing
+    ) -> tuple[Tenancy, Missing]:
+        """Take the slot with what can be loaded into it.
+
+        A load that kvd refuses ends its request, where that leaves others to go on with.
+
+        Raises: KvdRefused.
+        """
+        try:
+            return self._take(step, layer, slot, missing), missing
+        except KvdRefused as error:
+            if error.code not in OF_ONE_REQUEST or len(step.live) < 2:
+                raise
+        good = []
+        for one in missing:
+            try:
+                self._client.slots.abandon(self._take(step, layer, slot, [one]))
+            except KvdRefused as error:
+                if error.code not in OF_ONE_REQUEST:
+                    raise
+                step.fail_request(one[0].request, as_step_failure(error))
+            else:
+                good.append(one)
+        return self._take(step, layer, slot, good), good
+
+    def _take(self, step: Step, layer: int, slot: int, missing: Missing) -> Tenancy:
+        items = [self._rows.load_item(request, have) for request, have in missing]
+        return self._client.slots.acquire(
+            slot, layer, items, step.seconds_left(), boot_id=step.boot_id
+        )
+
+    def _plan(self, layer: int, slot: int, missing: Missing) -> CopyPlan:
         """The copies; made once kvd keeps the blocks, since only then their checksums stand."""
         plan = CopyPlan()
         sums = self._client.span_sums()
@@ -194,8 +254,8 @@ class Loader:
             step.fail(as_step_failure(error))
         elif bad := plan.bad():
             self.num_mismatches += len(bad)
-            step.fail(checksum_failure(layer, bad))
-        self._tell(state, ok=error is None and not bad, bad=bad)
+            fail_owners(step, layer, bad)
+        self._tell(state, ok=error is None and step.failure is None, bad=bad)
 
     def _tell(self, state: LayerState, *, ok: bool, bad: Sequence[BadSpan] = ()) -> None:
         """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""

@@ -60,11 +60,20 @@ class SlotContents:
 class LayerRows:
     """Addresses of a worker's rows: slots on one side, pool blocks on the other."""
 
-    def __init__(self, layout: DeviceLayout, blocks: BlockLayout, shard: int) -> None:
-        """shard: the span of each layer that this rank loads and saves."""
+    def __init__(
+        self, layout: DeviceLayout, blocks: BlockLayout, shard: int, *, opaque: bool = False
+    ) -> None:
+        """Know where everything is.
+
+        Args:
+            shard: the span of each layer that this rank loads and saves.
+            opaque: rows are not contiguous within a block (packed keys, interleaved heads): only
+                whole blocks can be moved, and a checksum runs over all of one.
+        """
         self._layout = layout
         self._blocks = blocks
         self._shard = shard
+        self._opaque = opaque
         self.block_tokens = blocks.block_tokens
 
     def load_item(self, request: StepRequest, have: int) -> LoadItem:
@@ -81,9 +90,9 @@ class LayerRows:
         tokens: list[int] = []
         names: list[str] = []
         for request in requests:
-            end = request.saved_end(size)
-            first, last = request.num_computed // size, -(-end // size)
-            if end == request.num_computed:
+            start, end = request.saved_start, request.saved_end(size)
+            first, last = start // size, -(-end // size)
+            if end == start:
                 continue
             blocks.extend(request.pool_blocks[first:last])
             tokens.extend(min(size, end - at * size) for at in range(first, last))
@@ -123,19 +132,21 @@ class LayerRows:
         sums: what the blocks' checksums must be, None to compare none.
         """
         parts = [(there, here) for here, there in self._parts(layer, slot, request)]
+        have, end = self._moved(have, request.num_computed)
         if sums is None:
             for dst, src in parts:
-                add_rows(plan.plain, have, request.num_computed, dst, src)
+                add_rows(plan.plain, have, end, dst, src)
             return
         size = self._blocks.block_tokens
         span = layer * self._blocks.spec.num_shards + self._shard
-        for at in range(have // size, -(-request.num_computed // size)):
+        for at in range(have // size, -(-end // size)):
             block, first = request.pool_blocks[at], at * size
-            rows = (max(have, first), min(request.num_computed, first + size))
+            rows = (max(have, first), min(end, first + size))
             known = sums.get(span, block)
-            if known is not None and rows[1] <= first + known.tokens <= first + size:
+            tokens = size if self._opaque or known is None else known.tokens
+            if known is not None and rows[1] <= first + tokens <= first + size:
                 plan.expected.append((block, known.crc))
-                add_group(plan.summed, (first, first + known.tokens), rows, parts)
+                add_group(plan.summed, (first, first + tokens), rows, parts)
             else:
                 for dst, src in parts:
                     add_rows(plan.plain, *rows, dst, src)
@@ -148,7 +159,7 @@ class LayerRows:
         mode: which blocks get a checksum (`kvd.plan.sums`).
         """
         size = self._blocks.block_tokens
-        start, stop = request.num_computed, request.saved_end(size)
+        start, stop = self._moved(request.saved_start, request.saved_end(size))
         parts = self._parts(layer, slot, request) if start < stop else []
         if mode == "off" or not parts:
             for dst, src in parts:
@@ -163,6 +174,13 @@ class LayerRows:
                 plan.marks.append(-1)
                 for dst, src in parts:
                     add_rows(plan.plain, max(start, first), end, dst, src)
+
+    def _moved(self, start: int, end: int) -> tuple[int, int]:
+        """The tokens that are moved for the sake of tokens [start, end)."""
+        if not self._opaque or start >= end:
+            return start, end
+        size = self._blocks.block_tokens
+        return start // size * size, -(-end // size) * size
 
     def _parts(
         self, layer: int, slot: int, request: StepRequest

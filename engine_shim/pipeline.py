@@ -18,11 +18,11 @@ layer in the same slot waits for that at its gate, *before* its rows are written
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine_shim.client import KvdRefused
+from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_threads import Loader, Saver, SaveTask, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory
@@ -39,11 +39,13 @@ class PipelineOptions:
     """The worker's place among the ranks, and how long `close` waits.
 
     shard:       the span of each layer that this rank loads and saves.
+    opaque:      blocks are moved whole (see `LayerRows`).
     contributes: whether it saves and offers rows (MLA: rank 0 only).
     saves_max:   layers whose saves have not ended; from so many on optional rows are not saved.
     """
 
     shard: int = 0
+    opaque: bool = False
     contributes: bool = True
     saves_max: int = 256
     close_s: float = 30.0
@@ -92,7 +94,7 @@ class PrefillPipeline:
         self._device = device
         self._ring = ring
         self._options = options or PipelineOptions()
-        self._rows = LayerRows(layout, blocks, self._options.shard)
+        self._rows = LayerRows(layout, blocks, self._options.shard, opaque=self._options.opaque)
         self._contents = SlotContents(len(ring.slots))
         self._compute = device.stream("compute")
         self._news = WorkThread("kvd-news", device)
@@ -104,6 +106,9 @@ class PrefillPipeline:
         self._step: Step | None = None
         self._shed_blocks = 0
         self._waited_ns = 0
+        self._has_offered = False
+        self.failed_requests: Mapping[str, StepFailed] = {}
+        """Requests of the last step that failed alone, and why."""
 
     @property
     def ring(self) -> RingPlan:
@@ -134,8 +139,18 @@ class PrefillPipeline:
             raise RuntimeError("the last step has not ended")
         self._device.bind_thread()
         end = time.monotonic_ns() + int(deadline_s * 1e9)
-        self._step = Step(tuple(requests), self._ring.num_layers, end, boot_id)
-        self._loader.start(self._step, self._ring)
+        step = Step(tuple(requests), self._ring.num_layers, end, boot_id)
+        step.is_idle = not self._ring.reuse and all(map(self._is_idle, requests))
+        step.is_clear = step.is_idle and not self._order.saves_open and not self._has_offered
+        self._step = step
+        if not step.is_idle:
+            self._loader.start(step, self._ring)
+
+    def _is_idle(self, request: StepRequest) -> bool:
+        """Whether nothing of the request is loaded, saved or offered in this step."""
+        end = request.saved_end(self._rows.block_tokens)
+        saves = self._options.contributes and request.saved_start < end
+        return not saves and not request.targets and request.resident >= request.num_computed
 
     def before_write(self, layer: int) -> int:
         """Wait until the layer's slot may be written and holds what it must; returns the slot.
@@ -143,6 +158,8 @@ class PrefillPipeline:
         Raises: StepFailed.
         """
         step = self._running()
+        if step.is_idle:
+            return self._before_idle_write(step, layer)
         state = step.layers[layer]
         step.reach(layer)
         started = time.monotonic_ns()
@@ -157,12 +174,26 @@ class PrefillPipeline:
         assert state.tenancy is not None
         return state.tenancy.slot
 
+    def _before_idle_write(self, step: Step, layer: int) -> int:
+        slot = self._ring.slot_of[layer]
+        if not step.is_clear:
+            try:
+                self._client.slots.await_untouched([slot], step.seconds_left())
+            except SlotQuarantined as error:
+                failure = StepFailed("slot_quarantined", str(error), error.slot)
+                raise self._failed(step, failure) from error
+            except KvdRefused as error:
+                raise self._failed(step, as_step_failure(error)) from error
+        return slot
+
     def written(self, layer: int) -> None:
         """The layer's new rows are in the slot, in the compute stream's order.
 
         Raises: StepFailed.
         """
         step = self._running()
+        if step.is_idle:
+            return
         state = step.layers[layer]
         assert state.tenancy is not None
         event = self._device.event()
@@ -170,7 +201,8 @@ class PrefillPipeline:
         gives = self._options.contributes
         saved = self._to_save(step) if gives else ()
         saves = self._rows.save_items(saved)
-        reads = self._rows.read_items(step.requests) if gives else []
+        reads = self._rows.read_items(step.live) if gives else []
+        self._has_offered = self._has_offered or bool(reads)
         try:
             self._client.slots.written(state.tenancy, layer, saves, reads, step.seconds_left())
         except KvdRefused as error:
@@ -187,6 +219,8 @@ class PrefillPipeline:
         Raises: StepFailed.
         """
         step = self._running()
+        if step.is_idle:
+            return
         state = step.layers[layer]
         assert state.tenancy is not None
         try:
@@ -194,17 +228,25 @@ class PrefillPipeline:
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_computed = True
-        self._contents.add(state.tenancy.slot, step.requests)
+        self._contents.add(state.tenancy.slot, step.live)
 
     def end_step(self, *, wait_saves: bool) -> tuple[str, ...]:
         """End the step after its last layer.
 
         Args: wait_saves: also wait until everything is saved.
-        Returns: optional requests of which rows are left unsaved: their blocks are not to be
+        Returns: requests of which rows are left unsaved, because they are optional or have failed
+            alone (`failed_requests`) or because layers were not run: their blocks are not to be
             committed. If they are, they never become ready, and are freed once their owner left.
         Raises: StepFailed; the step has ended all the same.
         """
         step = self._running()
+        self.failed_requests = step.failed_requests
+        if step.is_idle:
+            self._step = None
+            return ()
+        skipped = [layer for layer in step.layers if not layer.is_computed]
+        if skipped:
+            self._skip(step)
         if wait_saves:
             for layer, state in enumerate(step.layers):
                 if not state.saved.wait(step.seconds_left()):
@@ -212,7 +254,19 @@ class PrefillPipeline:
         self._step = None
         if step.failure is not None:
             raise step.failure
-        return tuple(r.request for r in step.requests if r.optional and step.is_shed)
+        if skipped:
+            return tuple(r.request for r in step.requests)
+        shed = [r.request for r in step.requests if r.optional and step.is_shed]
+        return (*shed, *self.failed_requests)
+
+    def _skip(self, step: Step) -> None:
+        """Compute ended without some layers: the slots that were taken for them are let go."""
+        step.end_layers()
+        step.loads_issued.wait(step.seconds_left() + 1.0)
+        self._let_go(step)
+        for layer in step.layers:
+            if not layer.is_written:
+                layer.saved.set()
 
     def abort_step(self, failure: StepFailed | None = None) -> None:
         """Give the running step up: every slot that it took is let go. Idempotent."""
@@ -221,6 +275,9 @@ class PrefillPipeline:
             return
         step.fail(failure or StepFailed("aborted", "the engine gave the step up"))
         self._step = None
+        self.failed_requests = step.failed_requests
+        if step.is_idle:
+            return
         # The loader may wait for a slot of this very step: it gets it, and then sees the failure.
         self._let_go(step)
         step.loads_issued.wait(step.seconds_left() + 1.0)
@@ -274,16 +331,17 @@ class PrefillPipeline:
 
         A block with one layer missing is of no use, so what is shed once stays shed.
         """
-        optional = [request for request in step.requests if request.optional]
+        live = step.live
+        optional = [request for request in live if request.optional]
         if optional and not step.is_shed and self._order.saves_open >= self._options.saves_max:
             step.is_shed = True
             size = self._rows.block_tokens
             for request in optional:
-                first, end = request.num_computed // size, request.saved_end(size)
+                first, end = request.saved_start // size, request.saved_end(size)
                 self._shed_blocks += -(-end // size) - first
         if not step.is_shed:
-            return step.requests
-        return tuple(request for request in step.requests if not request.optional)
+            return live
+        return tuple(request for request in live if not request.optional)
 
     def _failed(self, step: Step, failure: StepFailed) -> StepFailed:
         step.fail(failure)

@@ -28,6 +28,12 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
+    def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
+        """Wait until nobody touches these slots; they are not taken.
+
+        Raises: SlotQuarantined, KvdRefused.
+        """
+
     def check_loaded(self, tenancy: Tenancy) -> None:
         """What its loads have copied may be used: kvd kept their blocks until now.
 

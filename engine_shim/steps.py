@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +37,11 @@ class StepRequest:
     optional:      nobody but later requests would ever read this step's rows in the pool, so they
                    may be left unsaved: no step of this request follows, and there is no target,
                    which may have to read them there once the slot has moved on.
+    resident:      tokens [0, resident) are in the slots that belong to one layer for good, by the
+                   engine's own account: nothing of them is loaded there.
+    save_from:     first token whose rows are saved, -1 for `num_computed`. Rows of earlier steps
+                   are in their slots only where every layer has one of its own.
+    save_to:       where the saved tokens end, -1 for `end`.
     Raises: ValueError when it is optional and has targets.
     """
 
@@ -48,16 +53,25 @@ class StepRequest:
     targets: tuple[Target, ...] = ()
     offered: int = 0
     optional: bool = False
+    resident: int = 0
+    save_from: int = -1
+    save_to: int = -1
 
     def __post_init__(self) -> None:
         if self.optional and self.targets:
             raise ValueError(f"request {self.request} is optional, but has targets")
 
+    @property
+    def saved_start(self) -> int:
+        """Where its saved tokens begin."""
+        return self.num_computed if self.save_from < 0 else self.save_from
+
     def saved_end(self, block_tokens: int) -> int:
-        """Where its saved tokens end: at `end`, or where an optional request's pool blocks do."""
-        if not self.optional:
-            return self.end
-        return max(self.num_computed, min(self.end, len(self.pool_blocks) * block_tokens))
+        """Where its saved tokens end, at most where an optional request's pool blocks do."""
+        end = self.end if self.save_to < 0 else self.save_to
+        if self.optional:
+            end = min(end, len(self.pool_blocks) * block_tokens)
+        return max(self.saved_start, end)
 
 
 class StepFailed(Exception):
@@ -129,8 +143,12 @@ class Step:
         """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks.
 
         `is_shed`: from here on rows of optional requests are not saved; compute thread only.
+        `is_idle`: nothing of it is loaded, saved or offered: it takes no slot, and only looks that
+            nobody touches one any more. Not even that once `is_clear`.
         """
         self.requests = requests
+        self.is_idle = False
+        self.is_clear = False
         self.boot_id = boot_id
         self.is_shed = False
         self.end = end
@@ -138,6 +156,8 @@ class Step:
         self._lock = threading.Condition()
         self._reached = -1
         self._failure: StepFailed | None = None
+        self._failed: dict[str, StepFailed] = {}
+        self._is_over = False
         self.loads_issued = threading.Event()
 
     @property
@@ -155,6 +175,25 @@ class Step:
             layer.acquired.set()
             layer.saved.set()
 
+    @property
+    def failed_requests(self) -> Mapping[str, StepFailed]:
+        """Requests that have failed alone, and why: the step goes on without their rows."""
+        with self._lock:
+            return dict(self._failed)
+
+    @property
+    def live(self) -> tuple[StepRequest, ...]:
+        """The requests that have not failed."""
+        failed = self._failed
+        if not failed:
+            return self.requests
+        return tuple(request for request in self.requests if request.request not in failed)
+
+    def fail_request(self, request: str, failure: StepFailed) -> None:
+        """One request's rows are not to be used; the first failure counts."""
+        with self._lock:
+            self._failed.setdefault(request, failure)
+
     def seconds_left(self) -> float:
         """Time until the step's deadline."""
         return max(0.0, (self.end - time.monotonic_ns()) / 1e9)
@@ -165,13 +204,25 @@ class Step:
             self._reached = max(self._reached, layer)
             self._lock.notify_all()
 
+    def end_layers(self) -> None:
+        """Compute has ended: layers that it did not reach are not wanted any more."""
+        with self._lock:
+            self._is_over = True
+            self._lock.notify_all()
+
     def wait_reached(self, layer: int) -> bool:
-        """Wait until compute is at `layer` or beyond; False when the step has failed by then."""
+        """Wait until compute is at `layer` or beyond.
+
+        Returns: False when the step has failed by then, or ended without it.
+        """
         with self._lock:
             self._lock.wait_for(
-                lambda: self._reached >= layer or self._failure is not None, self.seconds_left()
+                lambda: self._reached >= layer or self._failure is not None or self._is_over,
+                self.seconds_left(),
             )
             if self._failure is None and self._reached >= layer:
                 return True
+            if self._is_over:
+                return False
         self.fail(StepFailed("deadline_exceeded", f"compute did not come to layer {layer}"))
         return False

@@ -104,6 +104,37 @@ class SlotDesk:
             undo.pop_all()
         return tenancy
 
+    def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
+        """Wait until nobody touches these slots, and take none; kvd need not know, or be there.
+
+        For rows that are neither loaded, saved nor offered: their owner may write them then.
+
+        Raises: SlotQuarantined; KvdRefused(deadline_exceeded).
+        """
+        end = self._end(deadline_s)
+        for slot in slots:
+            self._await_untouched(slot, end)
+
+    def _await_untouched(self, slot: int, end: int) -> None:
+        core = self._core
+        while True:
+            with core.lock:
+                session = core.session
+                gate = session.gate if session is not None else None
+                word = gate.word(slot) if gate is not None else make_word(0, STATE_FREE)
+                if core.books.is_untouched(slot, word):
+                    return
+                left = left_s(end)
+                if left == 0:
+                    raise KvdRefused("deadline_exceeded", what=f"the last use of slot {slot}")
+                if core.books.is_in_use(slot):
+                    core.room.wait(left)
+                    continue
+            gate = core.await_gate(None, end)
+            outcome, _ = gate.wait_free(slot, core.books.last(slot), left_ns(end), 0)
+            if outcome == "quarantined":
+                raise SlotQuarantined(slot)
+
     def _end(self, deadline_s: float | None) -> int:
         return end_after(self._core.options.deadline_s if deadline_s is None else deadline_s)
 
@@ -220,11 +251,12 @@ class SlotDesk:
     def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """All loads of the tenancy have ended; not ok poisons its rows.
 
-        Args: bad: blocks whose bytes are not those that were saved; kvd poisons them.
+        Args: bad: blocks whose bytes are not those that were saved; kvd poisons them. With ok,
+            the rows of their requests are neither saved nor offered from here on.
         Raises: KvdRefused(tenancy_misused).
         """
         core = self._core
-        item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok and not bad, list(bad))
+        item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok, list(bad))
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy).loads = ()

@@ -131,6 +131,20 @@ class SlotBooks:
         use = self._latest(slot)
         return use is not None and use.is_busy
 
+    def is_untouched(self, slot: int, word: int) -> bool:
+        """Whether the slot may be written without a tenancy: nobody reads or writes it.
+
+        Only its owner begins a use of a slot, so what has ended here has ended; but whether others
+        still read what they were offered, only the gate word says.
+        """
+        use = self._latest(slot)
+        return use is None or not (use.is_busy or (use.reads and not self.may_take(slot, word)))
+
+    def is_read(self, slot: int) -> bool:
+        """Whether the last use of the slot was offered to others."""
+        use = self._latest(slot)
+        return use is not None and bool(use.reads)
+
     def take(
         self, slot: int, word: int, generation: int, layer: int, loads: Sequence[LoadItem]
     ) -> Tenancy:

@@ -28,6 +28,9 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
     """Everything that could refuse a `Written`, before anything is armed."""
     if slot.armed or (not event.saves and not event.reads):
         return
+    tenancy = member.held.get(event.ref.slot)
+    if tenancy is not None and tenancy.spoiled:
+        _check_spoiled(tenancy.spoiled, event)
     if event.layer < 0:
         raise LocalError("layer_unmapped", layer=event.layer)
     if event.saves:
@@ -51,6 +54,15 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
         if any(spec.pool_blocks for spec in event.reads):
             _check_shard(pool_of(m).shape, member)
         arming.check_reads(m, member, event)
+
+
+def _check_spoiled(spoiled: frozenset[str], event: se.Written) -> None:
+    """Rows that were loaded damaged go nowhere, whatever the member says."""
+    for save in event.saves:
+        if spoiled.intersection(save.requests) or len(save.requests) < len(save.blocks):
+            raise LocalError("block_poisoned", block=save.blocks[0], detail="a load was damaged")
+    if event.reads:
+        raise LocalError("block_poisoned", block="of a read", detail="a load was damaged")
 
 
 def _check_shard(shape: BlockShape, member: Member) -> None:
@@ -180,6 +192,7 @@ def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) 
         return
     blocks = tuple(block for load in event.loads for block in load.blocks)
     tenancy.load_blocks = blocks
+    tenancy.loads = tuple((load.request, tuple(load.blocks)) for load in event.loads)
     pool_of(m).begin_load(LoadId(event.ref), event.layer, member.shard, blocks)
 
 
@@ -207,13 +220,16 @@ def report_bad_sums(m: State, member: Member, event: se.LoadEnded, now: int) -> 
     for bad in event.bad:
         if bad.block in tenancy.load_blocks:
             poison_mismatch(m, bad, (tenancy.layer, member.shard), str(member.ref), now)
+    damaged = {bad.block for bad in event.bad}
+    owners = [request for request, blocks in tenancy.loads if damaged.intersection(blocks)]
+    tenancy.spoiled = tenancy.spoiled.union(owners)
 
 
 def end_load(m: State, tenancy: Tenancy, ref: SlotRef) -> None:
     """The loads of a tenancy have ended, by their own word or because their process died."""
     if m.pool is not None:
         m.pool.blocks.end_load(LoadId(ref))
-        tenancy.load_blocks = ()
+        tenancy.load_blocks, tenancy.loads = (), ()
 
 
 def end_load_at(m: State, member: Member, ref: SlotRef) -> None:

@@ -80,7 +80,9 @@ class BadSum:
 class LoadEnded:
     """The loads of a tenancy have ended: their source blocks are not read any more.
 
-    bad: spans whose bytes were not those that had been saved; then it is not ok.
+    ok:  what follows in the tenancy may be believed; not ok poisons it.
+    bad: spans whose bytes were not those that had been saved; their blocks are poisoned. With ok
+         the rows of other requests stand; those of their own are refused from here on.
     """
 
     ref: SlotRef

@@ -86,7 +86,7 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
         if event.bad:
             copies.report_bad_sums(m, member, event, now)
         copies.end_load_at(m, member, event.ref)
-        if event.ok and not event.bad:
+        if event.ok:
             return ""
         event = se.Poisoned(event.ref)
     return apply(m, member, event, now, out)

@@ -81,12 +81,17 @@ class Tenancy:
     """What the machine knows about the occupant of one held slot beyond its holds.
 
     targets: blocks that its saves write or wrote, and which life of each.
+    loads:   requests and blocks of the loads that run.
+    spoiled: requests whose loads brought other bytes than were saved: no row of theirs is written
+             out of the slot, and nothing is offered.
     """
 
     layer: int = -1
     saves: dict[str, SaveSpec] = field(default_factory=dict)
     targets: dict[int, int] = field(default_factory=dict)
     load_blocks: tuple[int, ...] = ()
+    loads: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    spoiled: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -113,12 +113,47 @@ def test_a_damaged_block_is_poisoned_counted_and_named() -> None:
     assert block in kvd.table.free
 
 
-def test_the_slot_that_it_was_loaded_into_is_poisoned_whatever_the_word_says() -> None:
+def test_a_slot_into_which_damage_was_loaded_is_poisoned() -> None:
+    kvd = Kvd(checksums="always")
+    block = ready_block(kvd)
+    load(kvd, block)
+    kvd.say(se.LoadEnded(slot(1), False, (se.BadSum(block, 1, 2),)))
+    assert kvd.machine.state.members[WORKERS[0]].slots[0].poisoned
+
+
+@pytest.mark.parametrize("names", [("r",), ()], ids=["of the request", "of nobody named"])
+def test_rows_of_a_damaged_request_are_saved_nowhere_whatever_the_word_says(
+    names: tuple[str, ...],
+) -> None:
+    kvd = Kvd(checksums="always")
+    block = ready_block(kvd)
+    (own,) = kvd.reserve("r")
+    load(kvd, block)
+    kvd.say(se.LoadEnded(slot(1), True, (se.BadSum(block, 1, 2),)))
+    kvd.say(se.Written(slot(1), 0, (se.SaveSpec("s", (own,), (4,), names),)))
+    assert not kvd.machine.state.members[WORKERS[0]].slots[0].armed
+    assert kvd.machine.state.counters["refused_block_poisoned"] == 1
+
+
+def test_nothing_is_offered_of_a_slot_into_which_damage_was_loaded() -> None:
     kvd = Kvd(checksums="always")
     block = ready_block(kvd)
     load(kvd, block)
     kvd.say(se.LoadEnded(slot(1), True, (se.BadSum(block, 1, 2),)))
-    assert kvd.machine.state.members[WORKERS[0]].slots[0].poisoned
+    kvd.say(se.Written(slot(1), 0, (), (read_spec("t", block),)))
+    assert not kvd.machine.state.members[WORKERS[0]].slots[0].armed
+
+
+def test_rows_of_other_requests_stand() -> None:
+    kvd = Kvd(checksums="always")
+    block = ready_block(kvd)
+    (other,) = kvd.reserve("s")
+    load(kvd, block)
+    kvd.say(se.LoadEnded(slot(1), True, (se.BadSum(block, 1, 2),)))
+    kvd.say(se.Written(slot(1), 0, (se.SaveSpec("s", (other,), (4,), ("s",)),)))
+    kvd.say(se.Computed(slot(1)), se.SaveEnded(slot(1), "s", True))
+    assert kvd.table.state[block] == BlockState.POISONED
+    assert kvd.table.state[other] == BlockState.FILLING
 
 
 def test_only_blocks_of_that_load_can_be_reported() -> None:
