@@ -53,14 +53,14 @@ class BlockClient(Protocol):
 class PooledRequest:
     """A request's blocks in the pool.
 
-    hashes:    of its full blocks, in order.
+    hashes:    of its full blocks, in order; may grow while the request runs.
     blocks:    pool blocks of tokens [0, len(blocks) * block_tokens).
     hit_tokens: tokens that were found.
     committed: full blocks that have their key.
     """
 
     request: str
-    hashes: tuple[bytes, ...]
+    hashes: Sequence[bytes]
     generation: int
     blocks: list[int] = field(default_factory=list)
     hit_tokens: int = 0
@@ -87,7 +87,7 @@ class RequestPool:
         generation = self._client.generation
         usable = tuple(hashes[: max(0, (num_tokens - 1) // self._size)])
         found = self._client.lookup(request, usable) if usable else []
-        pooled = PooledRequest(request, tuple(hashes), generation, list(found))
+        pooled = PooledRequest(request, hashes, generation, list(found))
         pooled.hit_tokens = len(found) * self._size
         pooled.committed = len(found)
         return pooled

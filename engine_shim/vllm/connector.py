@@ -1,0 +1,263 @@
+"""kvd's connector for vLLM's V1 interface: two roles, each in a file of its own.
+
+    --kv-transfer-config '{"kv_connector": "KvdConnector", "kv_role": "kv_producer",
+        "kv_connector_module_path": "engine_shim.vllm",
+        "kv_connector_extra_config": {"layerwise_num_shared_buffers": 3}}'
+
+This class only translates: the scheduler side is `scheduler.SchedulerSide`, the worker side
+`worker.WorkerSide`; what is peculiar to a version of vLLM is in `adapter`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.device_cpu import CpuDevice
+from engine_shim.device_memory import MemfdMemory
+from engine_shim.vllm import adapter
+from engine_shim.vllm.engine_plan import EnginePlan
+from engine_shim.vllm.messages import StepOrder, StepReport
+from engine_shim.vllm.scheduler import Scheduled, SchedulerSide
+from engine_shim.vllm.worker import Rank, WorkerSide
+
+DEVICE_CLOSE_NS: Final = 5_000_000_000
+
+log = init_logger("vllm.kvd")
+
+
+class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Layerwise offload to the pool of the node's kvd."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Made by vLLM, once in the engine core and once in every worker.
+
+        Raises: OptionError, PlanError, UnsupportedEngine, KvdRefused; vLLM does not start then.
+        """
+        super().__init__(
+            vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config
+        )
+        adapter.check_version()
+        adapter.check_engine(vllm_config)
+        self._config = vllm_config
+        self._plan: EnginePlan = adapter.plan_of(kv_cache_config)
+        self.kvd_scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._memory: MemfdMemory | None = None
+        self._device: CpuDevice | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self.kvd_scheduler = _scheduler_side(vllm_config, self._plan)
+        else:
+            adapter.check_device()
+            self._device = CpuDevice()
+            self._memory = self._device.alloc(self._plan.device()[1], "slots")
+        self._layer_of = self._plan.layer_of()
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._forward: Any = None
+        self._ahead = False
+
+    # Worker side ------------------------------------------------------------------------------
+
+    def get_mem_pool_context(self) -> AbstractContextManager[None] | None:
+        """Put the KV memory where kvd can map it."""
+        return adapter.allocation_in(self._memory) if self._memory is not None else None
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Attach to kvd with the memory that the caches lie in."""
+        assert self._memory is not None
+        assert self._device is not None
+        adapter.check_placed(self._plan, self._memory, kv_caches)
+        self._tensors = dict(kv_caches)
+        options = adapter.options_of(self._config)
+        self._device.bind_thread()
+        self._worker = WorkerSide(
+            self._plan,
+            options,
+            adapter.rank_of(self._config, self._kv_cache_config),
+            self._device,
+            self._memory,
+            log,
+            moved=self._moved,
+        )
+        self._ahead = adapter.gates_ahead(self._config, self._plan)
+        if not self._ahead:
+            adapter.add_layer_hooks(self._config, self._layer_of, self._before_layer)
+
+    def _moved(self, layer: int, slot: int) -> None:
+        assert self._memory is not None
+        slot_of = list(self._plan.ring.slot_of)
+        slot_of[layer] = slot
+        placed = self._plan.placements(slot_of)
+        for _, name in self._plan.names[layer]:
+            like = self._tensors[name]
+            self._tensors[name] = adapter.rebind(
+                self._config, name, self._memory, like, placed[name][0]
+            )
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step begins; in empty steps no layer follows."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepOrder)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin the step's loads; vLLM calls it before the forward pass when there are any."""
+        worker, order = self._worker, self._connector_metadata
+        if worker is None or worker.is_open or forward_context.attn_metadata is None:
+            return
+        assert isinstance(order, StepOrder)
+        self._forward = forward_context
+        worker.begin(order)
+        if self._ahead:
+            self._before_layer(0)
+
+    def _before_layer(self, layer: int) -> None:
+        worker = self._worker
+        if worker is not None and worker.is_open and not worker.before_layer(layer):
+            adapter.turn_writes_off(self._forward)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """First hook after the write of the layer's rows."""
+        if self._worker is not None and self._worker.is_open:
+            self._worker.written(self._layer_of[layer_name])
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Attention over the layer has ended."""
+        worker = self._worker
+        if worker is None or not worker.is_open:
+            return
+        layer = self._layer_of[layer_name]
+        worker.computed(layer)
+        if self._ahead and layer + 1 < len(self._plan.names):
+            self._before_layer(layer + 1)
+
+    def wait_for_save(self) -> None:
+        """End of the step; saves go on, and the gate keeps their buffers."""
+        if self._worker is not None:
+            self._worker.end()
+        self._forward = None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of the requests that this step failed."""
+        return self._worker.take_bad_blocks() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """What became of the step."""
+        return self._worker.take_report() if self._worker is not None else None
+
+    # Scheduler side ---------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that the pool has beyond vLLM's own."""
+        assert self.kvd_scheduler is not None
+        return self.kvd_scheduler.matched_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """The request has its device blocks."""
+        assert self.kvd_scheduler is not None
+        (ids,) = blocks.get_block_ids()
+        self.kvd_scheduler.allocated(request, ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """What the step loads and saves."""
+        assert self.kvd_scheduler is not None
+        order = self.kvd_scheduler.order(_scheduled(scheduler_output))
+        # Loads and the gate come before the forward pass, in every step that has one.
+        scheduler_output.has_sync_kv_loads = True
+        return order
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request has ended; nothing keeps its device blocks but the gate."""
+        assert self.kvd_scheduler is not None
+        self.kvd_scheduler.finished(request, ok=request.status != RequestStatus.FINISHED_ERROR)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same; there is one group."""
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """The pool is a cache: nothing is lost with a request that is preempted."""
+        return False
+
+    def shutdown(self) -> None:
+        """Detach; vLLM does not always call it, so kvd does not rely on it."""
+        if self.kvd_scheduler is not None:
+            self.kvd_scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+        if self._device is not None:
+            self._device.close(DEVICE_CLOSE_NS)
+
+
+def _scheduled(output: Any) -> list[Scheduled]:
+    """The shares of a step."""
+    drafts = output.scheduled_spec_decode_tokens
+    found = [
+        Scheduled(
+            new.req_id,
+            new.num_computed_tokens,
+            output.num_scheduled_tokens[new.req_id],
+            tuple(new.block_ids[0]),
+            True,
+        )
+        for new in output.scheduled_new_reqs
+    ]
+    cached = output.scheduled_cached_reqs
+    for at, request_id in enumerate(cached.req_ids):
+        new_blocks = cached.new_block_ids[at]
+        found.append(
+            Scheduled(
+                request_id,
+                cached.num_computed_tokens[at],
+                output.num_scheduled_tokens[request_id],
+                tuple(new_blocks[0]) if new_blocks is not None else (),
+                request_id in cached.resumed_req_ids,
+                len(drafts.get(request_id, ())),
+            )
+        )
+    return found
+
+
+def _scheduler_side(vllm_config: Any, plan: EnginePlan) -> SchedulerSide:
+    options = adapter.options_of(vllm_config)
+    identity = MemberIdentity(
+        engine=adapter.engine_name(vllm_config),
+        member="scheduler",
+        is_scheduler=True,
+        tp_size=vllm_config.parallel_config.tensor_parallel_size,
+        dp_rank=vllm_config.parallel_config.data_parallel_index,
+        hash_probe=adapter.hash_probe(vllm_config),
+        layout=plan.layout,
+    )
+    client = KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=options.deadline_s))
+    return SchedulerSide(
+        plan,
+        options,
+        client.open(),
+        log,
+        chunk_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        hashes_per_block=adapter.hashes_per_block(vllm_config, plan),
+        recompute=vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute",
+    )

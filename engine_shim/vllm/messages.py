@@ -1,0 +1,65 @@
+"""What the two sides of the connector tell each other with every step, through vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from engine_shim.steps import StepRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request cannot go on: a code, one sentence, and the engine's blocks that are void."""
+
+    code: str
+    detail: str
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass
+class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
+    """Scheduler to workers: what a step loads and saves.
+
+    requests: of the pipeline; their names are those of attempts, not the engine's.
+    boot_id:  life of kvd that the pool blocks are of.
+    forget:   attempts whose rows in bound slots are void from now on.
+    doomed:   attempts that have failed already, with the device blocks to be reported.
+    """
+
+    requests: tuple[StepRequest, ...] = ()
+    boot_id: bytes = b""
+    forget: tuple[str, ...] = ()
+    doomed: dict[str, Failure] = field(default_factory=dict)
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Workers to scheduler: what became of a step.
+
+    failed:  attempts of which rows are wrong or missing, and why.
+    unsaved: attempts of which rows are not in the pool, although the step went well.
+    """
+
+    failed: dict[str, Failure] = field(default_factory=dict)
+    unsaved: set[str] = field(default_factory=set)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        """What all ranks say together: a row that is missing on one is missing."""
+        assert isinstance(other, StepReport)
+        failed = dict(self.failed)
+        for attempt, failure in other.failed.items():
+            mine = failed.get(attempt)
+            if mine is not None:
+                blocks = tuple(sorted({*mine.blocks, *failure.blocks}))
+                failure = Failure(mine.code, mine.detail, blocks)
+            failed[attempt] = failure
+        return StepReport(failed, self.unsaved | other.unsaved)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to say; vLLM drops what is not."""
+        return bool(self.failed or self.unsaved)

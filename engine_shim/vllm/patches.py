@@ -1,0 +1,144 @@
+"""What vLLM has no hook for; installed once in a process, by the plugin.
+
+Part of `adapter`, in a file of its own: planning in the engine core, and who fails with a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.vllm import adapter
+from engine_shim.vllm.engine_plan import EnginePlanner
+from engine_shim.vllm.options import buffer_warning
+from engine_shim.vllm.start_table import merge_line, start_table
+
+MARK: Final = "_kvd_original"
+
+
+def install() -> None:
+    """Wrap what has to be wrapped; harmless when it was done.
+
+    Raises: UnsupportedEngine.
+    """
+    adapter.check_version()
+    import vllm.v1.engine.core as core
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    _wrap(core, "get_kv_cache_configs", _planned)
+    _wrap(Scheduler, "update_from_output", _told_first)
+    _wrap(Scheduler, "_handle_invalid_blocks", _failed_requests)
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        raise adapter.UnsupportedEngine(f"this vLLM has no {name}; it is not supported")
+    if hasattr(original, MARK):
+        return
+    wrapped = wraps(original)(make(original))
+    setattr(wrapped, MARK, original)
+    setattr(owner, name, wrapped)
+
+
+def _planned(original: Any) -> Any:
+    def get_kv_cache_configs(vllm_config: Any, specs: Any, available: list[int]) -> Any:
+        if adapter.connector_entry(vllm_config) is None or not any(specs):
+            return original(vllm_config, specs, available)
+        options = adapter.options_of(vllm_config)
+        if not options.use_layerwise:
+            return original(vllm_config, specs, available)
+        return _plan(original, vllm_config, specs, available)
+
+    return get_kv_cache_configs
+
+
+def _plan(original: Any, vllm_config: Any, specs: Any, available: list[int]) -> Any:
+    from vllm.logger import init_logger
+
+    log = init_logger("vllm.kvd")
+    options = adapter.options_of(vllm_config)
+    adapter.check_engine(vllm_config)
+    shape = adapter.shape_of(vllm_config, specs[0])
+    planner = EnginePlanner(options, shape, adapter.caches_of(vllm_config, specs[0]))
+    if options.ignored:
+        log.warning("kvd: these options have no effect: %s", ", ".join(options.ignored))
+    if warning := buffer_warning(options.num_shared):
+        log.warning("kvd: %s", warning)
+    plan = planner.plan(min(available), _pool_blocks(vllm_config, planner))
+    if plan.mode == "rolling":
+        adapter.check_rolling(vllm_config)
+        # The device holds another layer's rows: vLLM's own hits would read those.
+        vllm_config.cache_config.enable_prefix_caching = False
+    memory = plan.num_blocks * planner.resident_block_bytes
+    configs = original(vllm_config, specs, [memory] * len(specs))
+    final = [adapter.place(config, plan) for config in configs][0]
+    if final.mode == "rolling":
+        log.info("%s", merge_line(final))
+    log.info("%s", start_table(final, vllm_config.scheduler_config.max_num_batched_tokens))
+    return configs
+
+
+def _pool_blocks(vllm_config: Any, planner: EnginePlanner) -> int:
+    """Blocks of this layout that kvd's pool has; asked by a member that leaves again.
+
+    Raises: KvdRefused when kvd cannot be reached, or refuses the layout.
+    """
+    options = adapter.options_of(vllm_config)
+    identity = MemberIdentity(
+        engine=adapter.engine_name(vllm_config), member="planner", layout=planner.layout
+    )
+    with KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=10.0)) as client:
+        return client.num_blocks
+
+
+def _told_first(original: Any) -> Any:
+    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        side = scheduler_side(self.connector)
+        if side is not None:
+            output = model_runner_output.kv_connector_output
+            side.reported(adapter.report_in(output))
+            ended = [one for one in side.take_ends() if one in self.requests]
+            # vLLM ends these requests with an error, whatever their state.
+            self.grammar_compile_error_reqs.update(ended)
+        return original(self, scheduler_output, model_runner_output)
+
+    return update_from_output
+
+
+def _failed_requests(original: Any) -> Any:
+    def _handle_invalid_blocks(
+        self: Any, invalid_block_ids: set[int], num_scheduled_tokens: dict[str, int]
+    ) -> set[str]:
+        side = scheduler_side(self.connector)
+        if side is None:
+            found: set[str] = original(self, invalid_block_ids, num_scheduled_tokens)
+            return found
+        computed = {
+            request.request_id: request.num_computed_tokens
+            - num_scheduled_tokens.get(request.request_id, 0)
+            for request in self.running
+        }
+        points = side.restart_points(computed)
+        for request in self.running:
+            if request.request_id in points:
+                request.num_computed_tokens = points[request.request_id]
+        if points and not self.recompute_kv_load_failures:
+            self.kv_cache_manager.evict_blocks(set(invalid_block_ids))
+        self.grammar_compile_error_reqs.update(
+            one for one in side.take_ends() if one in self.requests
+        )
+        return set(points)
+
+    return _handle_invalid_blocks
+
+
+def scheduler_side(connector: Any) -> Any:
+    """kvd's scheduler side in a connector, None when it has none."""
+    for one in (connector, *getattr(connector, "_connectors", ())):
+        side = getattr(one, "kvd_scheduler", None)
+        if side is not None:
+            return side
+    return None

@@ -1,0 +1,395 @@
+"""The scheduler's side of the connector: look up, reserve, commit, and say what each step moves.
+
+It lives in the engine core process and decides once for all ranks. Calls of kvd are short and have
+deadlines; nothing here touches rows.
+
+In rolling mode the pool is the primary copy: a request keeps its blocks pinned while it runs, the
+next chunk's blocks are reserved when it is scheduled, and a request for which there are none waits
+(`None`) or, once it runs, ends. In resident mode the device is: full blocks are saved for others,
+as far as there is room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from logging import Logger
+from typing import Any, Final
+
+from engine_shim.client import KvdClient, KvdRefused
+from engine_shim.client.session import LinkState
+from engine_shim.requests import POOL_FULL, RequestPool
+from engine_shim.steps import StepRequest
+from engine_shim.vllm.engine_plan import EnginePlan
+from engine_shim.vllm.messages import Failure, StepOrder, StepReport
+from engine_shim.vllm.options import ConnectorOptions
+from engine_shim.vllm.tracked import BlockKeys, Tracked
+
+PAUSE_S: Final = 0.005
+"""A request that was refused is not asked for again before: the engine spins while it waits."""
+
+FAILURES_MAX: Final = 3
+"""Steps in a row that may fail one request before it ends, however they failed."""
+
+RETURN_S: Final = 10.0
+"""Longest time that a failed step waits for kvd to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A request's share of a step, as the engine scheduled it.
+
+    new_blocks: device blocks, all of them when `replaces`, else what is added.
+    drafts:     of the tokens, guesses that may be taken back.
+    """
+
+    request_id: str
+    start: int
+    tokens: int
+    new_blocks: tuple[int, ...]
+    replaces: bool
+    drafts: int = 0
+
+
+class SchedulerSide:
+    """All requests of one engine."""
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        options: ConnectorOptions,
+        client: KvdClient,
+        logger: Logger,
+        *,
+        chunk_tokens: int,
+        hashes_per_block: int,
+        recompute: bool,
+    ) -> None:
+        """Use an open client.
+
+        Args:
+            chunk_tokens: most tokens of one step.
+            hashes_per_block: hashes of the engine that make a block.
+            recompute: whether failed requests are computed again, or end.
+        """
+        self._plan = plan
+        self._options = options
+        self._client = client
+        self._log = logger
+        self._chunk = chunk_tokens
+        self._per_block = hashes_per_block
+        self._recompute = recompute
+        self._size = plan.ring.block_tokens
+        self._pool = RequestPool(client, self._size)
+        self._requests: dict[str, Tracked] = {}
+        self._names: dict[str, str] = {}
+        self._forget: list[str] = []
+        self._refused_at: dict[str, float] = {}
+        self._ends: dict[str, Failure] = {}
+        self._ending: set[str] = set()
+        self._failed: dict[str, Failure] = {}
+
+    @property
+    def is_rolling(self) -> bool:
+        """Whether layers share buffers."""
+        return self._plan.mode == "rolling"
+
+    # Admission --------------------------------------------------------------------------------
+
+    def matched_tokens(self, request: Any, local: int) -> int | None:
+        """Tokens that the pool has beyond the engine's own `local`; None: ask again later."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            keys = BlockKeys(request.block_hashes, self._per_block)
+            tracked = self._requests[request.request_id] = Tracked(request, keys)
+        if tracked.request_id in self._ending or self._is_pausing(tracked):
+            return None
+        if tracked.blocks:
+            self._begin_again(tracked)  # it was preempted: its device blocks are gone
+        tracked.local = local
+        if self._holds_first_chunk(tracked):
+            assert tracked.pooled is not None
+            return max(0, tracked.pooled.hit_tokens - local)
+        try:
+            return self._admit(tracked)
+        except KvdRefused as refusal:
+            return self._put_off(tracked, refusal)
+
+    def _is_pausing(self, tracked: Tracked) -> bool:
+        return time.monotonic() - self._refused_at.get(tracked.request_id, 0.0) < PAUSE_S
+
+    def _holds_first_chunk(self, tracked: Tracked) -> bool:
+        """Whether it has been admitted before, and only the device had no room."""
+        pooled = tracked.pooled
+        is_held = pooled is not None and self.is_rolling
+        if is_held and pooled is not None and pooled.generation != self._client.generation:
+            self._begin_again(tracked)
+            return False
+        return is_held
+
+    def _admit(self, tracked: Tracked) -> int:
+        """Look the prefix up, and in rolling mode reserve the first chunk.
+
+        Raises: KvdRefused.
+        """
+        if self._client.state is not LinkState.ATTACHED:
+            self._client.retry()
+            raise KvdRefused("unreachable", path="its socket", detail="kvd is away")
+        total = tracked.request.num_tokens
+        pooled = self._pool.admit(tracked.name, tracked.keys, total)
+        tracked.pooled, self._names[tracked.name] = pooled, tracked.request_id
+        if self._plan.draft_layers and pooled.hit_tokens:
+            # Draft rows of a block's last token depend on the token behind it.
+            pooled.blocks.pop()
+            pooled.hit_tokens -= self._size
+            pooled.committed = len(pooled.blocks)
+        if self.is_rolling:
+            end = min(total, pooled.hit_tokens + self._chunk)
+            try:
+                self._pool.extend(pooled, end)
+            except KvdRefused:
+                # Pins of those who wait must not keep those who run from their next block.
+                self._drop(tracked)
+                raise
+        tracked.waits_since = 0.0
+        return max(0, pooled.hit_tokens - tracked.local)
+
+    def _put_off(self, tracked: Tracked, refusal: KvdRefused) -> int | None:
+        """A refused admission: later, never, or without the pool."""
+        absent = refusal.code != POOL_FULL
+        if not self.is_rolling and (not absent or self._options.on_unavailable == "recompute"):
+            tracked.pooled = None
+            return 0
+        self._refused_at[tracked.request_id] = time.monotonic()
+        if tracked.waited() > self._options.deadline_s:
+            self._end(tracked, Failure(refusal.code, str(refusal)))
+        return None
+
+    def allocated(self, request: Any, blocks: list[int], external: int) -> None:
+        """The engine has taken device blocks, and will load `external` tokens."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        tracked.blocks = list(blocks)
+        tracked.hit = external
+        pooled = tracked.pooled
+        if pooled is None:
+            return
+        known = tracked.local + external
+        if self.is_rolling and known < pooled.hit_tokens:
+            # The engine chose to compute what was found: blocks with a key cannot be rewritten.
+            self._begin_again(tracked)
+            tracked.blocks, tracked.hit = list(blocks), 0
+        elif not self.is_rolling and known > len(pooled.blocks) * self._size:
+            self._drop(tracked)  # tokens between are in nobody's pool: nothing behind them is of use
+        tracked.saved = len(pooled.blocks) * self._size
+
+    def _begin_again(self, tracked: Tracked) -> None:
+        """Drop what the request has in the pool; its next look-up has another name."""
+        self._drop(tracked)
+        tracked.attempt += 1
+        tracked.blocks, tracked.hit, tracked.saved = [], 0, 0
+
+    def _drop(self, tracked: Tracked) -> None:
+        pooled, tracked.pooled = tracked.pooled, None
+        self._forget.append(tracked.name)
+        self._names.pop(tracked.name, None)
+        if pooled is not None:
+            self._tell(self._pool.abort, pooled)
+
+    def _tell(self, call: Any, pooled: Any) -> None:
+        """Say that blocks are not needed; a kvd that is away drops them by itself."""
+        try:
+            call(pooled)
+        except KvdRefused as refusal:
+            self._log.debug("kvd was not told of %s: %s", pooled.request, refusal)
+
+    # A step -----------------------------------------------------------------------------------
+
+    def order(self, scheduled: Iterable[Scheduled]) -> StepOrder:
+        """What a step loads and saves; commits what earlier steps have computed."""
+        requests, doomed = [], {}
+        for share in scheduled:
+            tracked = self._requests.get(share.request_id)
+            if tracked is None:
+                continue
+            if share.replaces:
+                tracked.blocks = list(share.new_blocks)
+            else:
+                tracked.blocks.extend(share.new_blocks)
+            if share.start > tracked.reached:
+                tracked.reached, tracked.failures = share.start, 0
+            try:
+                request = self._share(tracked, share)
+            except KvdRefused as refusal:
+                failure = Failure(refusal.code, str(refusal), tuple(tracked.blocks))
+                doomed[tracked.name] = failure
+                self._names[tracked.name] = tracked.request_id
+                if refusal.code == POOL_FULL:
+                    self._end(tracked, failure)
+                continue
+            if request is not None:
+                requests.append(request)
+        forget, self._forget = tuple(self._forget), []
+        return StepOrder(tuple(requests), self._client.boot_id, forget, doomed)
+
+    def _share(self, tracked: Tracked, share: Scheduled) -> StepRequest | None:
+        """One request's share of the step; None when nothing of it is moved.
+
+        Raises: KvdRefused: it cannot go on.
+        """
+        end = share.start + share.tokens
+        if self.is_rolling:
+            return self._rolling_share(tracked, share.start, end)
+        return self._resident_share(tracked, share.start, end - share.drafts)
+
+    def _rolling_share(self, tracked: Tracked, start: int, end: int) -> StepRequest:
+        if tracked.pooled is None:
+            # It was admitted without a look-up, or lost its blocks: everything is computed.
+            if start:
+                raise KvdRefused("pool_lost", what=f"the blocks of request {tracked.request_id}")
+            tracked.pooled = self._pool.admit(tracked.name, (), tracked.request.num_tokens)
+            tracked.pooled.hashes = tracked.keys
+            self._names[tracked.name] = tracked.request_id
+        pooled = tracked.pooled
+        self._pool.commit(pooled, start)
+        self._pool.extend(pooled, end)
+        count = -(-end // self._size)
+        return StepRequest(
+            tracked.name, tuple(tracked.blocks[:count]), tuple(pooled.blocks[:count]), start, end
+        )
+
+    def _resident_share(self, tracked: Tracked, start: int, end: int) -> StepRequest | None:
+        """end: where the tokens end that are certain to stay."""
+        pooled, size = tracked.pooled, self._size
+        resident, tracked.hit = start - tracked.hit, 0
+        tracked.resident = resident
+        full = end // size * size
+        if resident == start and (pooled is None or full <= tracked.saved):
+            return None
+        if pooled is not None and full > tracked.saved:
+            try:
+                if self._client.state is not LinkState.ATTACHED:
+                    raise KvdRefused("unreachable", path="its socket", detail="kvd is away")
+                self._pool.commit(pooled, start)
+                self._pool.extend(pooled, full, optional=True)
+            except KvdRefused as refusal:
+                if resident < start:
+                    raise  # what is to be loaded is lost
+                self._log.debug("request %s is not saved: %s", tracked.request_id, refusal)
+                self._drop(tracked)
+                pooled = None
+        blocks = tuple(pooled.blocks) if pooled is not None else ()
+        save_from = tracked.saved
+        tracked.saved = max(save_from, min(full, len(blocks) * size))
+        return StepRequest(
+            tracked.name,
+            tuple(tracked.blocks[: -(-end // size)]),
+            blocks,
+            start,
+            end,
+            optional=True,
+            resident=resident,
+            save_from=save_from if pooled is not None else full,
+            save_to=full,
+        )
+
+    # What became of it ------------------------------------------------------------------------
+
+    def reported(self, report: StepReport | None) -> None:
+        """The ranks' account of a step; before the engine looks at its outputs."""
+        self._failed = {}
+        for name, failure in (report.failed if report is not None else {}).items():
+            request_id = self._names.get(name)
+            if request_id is not None:
+                self._failed[request_id] = failure
+        for name in report.unsaved if report is not None else ():
+            tracked = self._requests.get(self._names.get(name, ""))
+            if tracked is not None and not self.is_rolling:
+                self._drop(tracked)
+
+    def take_ends(self) -> dict[str, Failure]:
+        """Requests that end with an error now."""
+        ends, self._ends = self._ends, {}
+        for request_id, failure in ends.items():
+            self._log.error("kvd: request %s ends: %s: %s", request_id, failure.code, failure.detail)
+        return ends
+
+    def restart_points(self, computed: Mapping[str, int]) -> dict[str, int]:
+        """Failed requests, and from which token each is computed again.
+
+        Args: computed: of each running request, the tokens that were there before the step.
+        Returns: also requests that end: those are in `take_ends`, or end by the engine's policy.
+        """
+        points = {}
+        for request_id, failure in self._failed.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or request_id not in computed:
+                continue
+            points[request_id] = computed[request_id]
+            tracked.failures += 1
+            if request_id in self._ending:
+                continue
+            self._log.warning(
+                "kvd: a step failed request %s: %s: %s", request_id, failure.code, failure.detail
+            )
+            if self._recompute:
+                points[request_id] = self._recover(tracked, computed[request_id], failure)
+        self._failed = {}
+        return points
+
+    def _recover(self, tracked: Tracked, computed: int, failure: Failure) -> int:
+        """Where to go on; the request ends when it fails again and again."""
+        if tracked.failures > FAILURES_MAX:
+            self._end(tracked, failure)
+            return computed
+        blocks = tracked.blocks
+        if not self.is_rolling:
+            self._drop(tracked)
+            return min(computed, tracked.resident)
+        self._begin_again(tracked)
+        tracked.blocks = blocks
+        try:
+            self._client.wait_attached(min(RETURN_S, self._options.deadline_s))
+            self._admit(tracked)
+        except KvdRefused as refusal:
+            self._end(tracked, Failure(refusal.code, str(refusal)))
+            return computed
+        assert tracked.pooled is not None
+        return min(computed, tracked.pooled.hit_tokens)
+
+    def _end(self, tracked: Tracked, failure: Failure) -> None:
+        if tracked.request_id not in self._ending:
+            self._ending.add(tracked.request_id)
+            self._ends[tracked.request_id] = failure
+
+    def finished(self, request: Any, *, ok: bool) -> None:
+        """The request has ended; what it has committed stays for others.
+
+        ok: what its last step computed is right.
+        """
+        tracked = self._requests.pop(request.request_id, None)
+        self._refused_at.pop(request.request_id, None)
+        self._ends.pop(request.request_id, None)
+        self._ending.discard(request.request_id)
+        if tracked is None:
+            return
+        self._forget.append(tracked.name)
+        self._names.pop(tracked.name, None)
+        pooled = tracked.pooled
+        if pooled is None:
+            return
+        try:
+            if ok:
+                done = request.num_computed_tokens
+                self._pool.commit(pooled, done if self.is_rolling else min(done, tracked.saved))
+                self._pool.end(pooled)
+            else:
+                self._pool.abort(pooled)
+        except KvdRefused as refusal:
+            self._log.debug("kvd was not told the end of %s: %s", tracked.name, refusal)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._client.close()
