@@ -303,6 +303,18 @@ class Saver:
         self._thread = WorkThread("kvd-save", device)
         self.time = BusyTime()
         self.num_bytes = 0
+        self._lost: dict[str, StepFailed] = {}
+        self._lock = threading.Lock()
+
+    def lost(self, request: str) -> StepFailed | None:
+        """Why rows of the request are not in the pool although they were announced."""
+        with self._lock:
+            return self._lost.get(request)
+
+    def forget(self, request: str) -> None:
+        """The request has ended."""
+        with self._lock:
+            self._lost.pop(request, None)
 
     def start(self, task: SaveTask) -> None:
         """Save one layer."""
@@ -320,7 +332,7 @@ class Saver:
         try:
             self._copy(task, state)
         except (KvdRefused, DeviceError) as error:
-            task.step.fail(as_step_failure(error))
+            self._lose(task, as_step_failure(error))
             self._tell(state, ok=False)
 
     def _copy(self, task: SaveTask, state: LayerState) -> None:
@@ -336,13 +348,19 @@ class Saver:
         self._stream.wait(task.written)
         started = time.monotonic_ns()
         plan.submit(self._stream, pool, self._memory)
-        ended = partial(self._ended, task.step, state, plan, started)
+        ended = partial(self._ended, task, state, plan, started)
         self._stream.launch_host(lambda failure: self._news.put(partial(ended, failure)))
         self.num_bytes += plan.num_bytes
 
+    def _lose(self, task: SaveTask, failure: StepFailed) -> None:
+        """Rows that were announced are not in the pool: their requests cannot load them again."""
+        task.step.fail(failure)
+        with self._lock:
+            self._lost.update({request.request: failure for request in task.requests})
+
     def _ended(
         self,
-        step: Step,
+        task: SaveTask,
         state: LayerState,
         plan: CopyPlan,
         started: int,
@@ -350,7 +368,7 @@ class Saver:
     ) -> None:
         self.time.ended(started)
         if failure is not None:
-            step.fail(as_step_failure(failure))
+            self._lose(task, as_step_failure(failure))
             self._tell(state, ok=False)
         else:
             self._tell(state, ok=True, sums=plan.sums())

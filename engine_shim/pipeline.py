@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.copy_order import CopyOrder
@@ -32,6 +33,10 @@ from engine_shim.steps import Step, StepFailed, StepRequest, as_step_failure
 from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import RingPlan
 from kvd.wire.layout import DeviceLayout
+
+
+UNHEARD: Final = "deadline_exceeded"
+"""Code of a slot event that kvd did not acknowledge in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,13 @@ class PrefillPipeline:
         step.is_idle = not self._ring.reuse and all(map(self._is_idle, requests))
         step.is_clear = step.is_idle and not self._order.saves_open and not self._has_offered
         self._step = step
-        if not step.is_idle:
-            self._loader.start(step, self._ring)
+        if step.is_idle:
+            return
+        for request in requests:
+            lost = None if request.optional else self._saver.lost(request.request)
+            if lost is not None:
+                step.fail_request(request.request, lost)
+        self._loader.start(step, self._ring)
 
     def _is_idle(self, request: StepRequest) -> bool:
         """Whether nothing of the request is loaded, saved or offered in this step."""
@@ -204,10 +214,13 @@ class PrefillPipeline:
         reads = self._rows.read_items(step.live) if gives else []
         self._has_offered = self._has_offered or bool(reads)
         try:
-            self._client.slots.written(state.tenancy, layer, saves, reads, step.seconds_left())
+            armed = self._client.slots.written(
+                state.tenancy, layer, saves, reads, step.seconds_left()
+            )
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_written = True
+        state.armed = armed if saves else None
         if saves:
             self._saver.start(SaveTask(step, layer, saved, event))
         else:
@@ -230,10 +243,13 @@ class PrefillPipeline:
         state.is_computed = True
         self._contents.add(state.tenancy.slot, step.live)
 
-    def end_step(self, *, wait_saves: bool) -> tuple[str, ...]:
+    def end_step(self, *, wait_saves: bool, wait_armed: bool = False) -> tuple[str, ...]:
         """End the step after its last layer.
 
-        Args: wait_saves: also wait until everything is saved.
+        Args:
+            wait_saves: also wait until everything is saved.
+            wait_armed: also wait until kvd has heard of every save: from then on its blocks stay,
+                even when another member ends their request.
         Returns: requests of which rows are left unsaved, because they are optional or have failed
             alone (`failed_requests`) or because layers were not run: their blocks are not to be
             committed. If they are, they never become ready, and are freed once their owner left.
@@ -251,6 +267,8 @@ class PrefillPipeline:
             for layer, state in enumerate(step.layers):
                 if not state.saved.wait(step.seconds_left()):
                     step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
+        if wait_armed:
+            self._await_armed(step)
         self._step = None
         if step.failure is not None:
             raise step.failure
@@ -258,6 +276,12 @@ class PrefillPipeline:
             return tuple(r.request for r in step.requests)
         shed = [r.request for r in step.requests if r.optional and step.is_shed]
         return (*shed, *self.failed_requests)
+
+    def _await_armed(self, step: Step) -> None:
+        """What kvd refuses is the saver's to tell."""
+        for state in step.layers:
+            if state.armed is not None and state.armed.wait(step.seconds_left()) == UNHEARD:
+                step.fail(StepFailed(UNHEARD, "kvd has not heard of a save"))
 
     def _skip(self, step: Step) -> None:
         """Compute ended without some layers: the slots that were taken for them are let go."""
@@ -296,6 +320,7 @@ class PrefillPipeline:
     def forget(self, request: str) -> None:
         """The request has ended: what slots hold of it is void."""
         self._contents.forget(request)
+        self._saver.forget(request)
 
     def rebind(self, slot: int) -> bool:
         """Between steps: move the layers of a quarantined slot to a spare.

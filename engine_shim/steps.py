@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine_shim.client import KvdRefused, Tenancy
+from engine_shim.client import KvdRefused, Tenancy, Ticket
 from engine_shim.device import DeviceError, Event
 from kvd.plan.sums import BadSpan
 
@@ -116,6 +116,7 @@ class LayerState:
     acquired: set when `tenancy` is there, or the step has failed.
     loaded:   set when nothing is loaded into the slot any more and kvd has been told.
     written:  the device event behind the write of the rows.
+    armed:    kvd's answer to the announcement of its saves, None when there are none.
     saved:    set when the layer's save has ended, or none was started.
 
     A step that fails sets `acquired` and `saved` of all layers: who waits must look at `failure`.
@@ -125,6 +126,7 @@ class LayerState:
     loaded: threading.Event = field(default_factory=threading.Event)
     saved: threading.Event = field(default_factory=threading.Event)
     tenancy: Tenancy | None = None
+    armed: Ticket | None = None
     load_event: Event | None = None
     is_written: bool = False
     is_computed: bool = False

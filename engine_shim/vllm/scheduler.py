@@ -89,6 +89,9 @@ class SchedulerSide:
         self._ends: dict[str, Failure] = {}
         self._ending: set[str] = set()
         self._failed: dict[str, Failure] = {}
+        self._steps_ordered = 0
+        self._steps_done = 0
+        self._parting: list[tuple[Tracked, int]] = []
 
     @property
     def is_rolling(self) -> bool:
@@ -210,10 +213,12 @@ class SchedulerSide:
     def order(self, scheduled: Iterable[Scheduled]) -> StepOrder:
         """What a step loads and saves; commits what earlier steps have computed."""
         requests, doomed = [], {}
+        self._steps_ordered += 1
         for share in scheduled:
             tracked = self._requests.get(share.request_id)
             if tracked is None:
                 continue
+            tracked.last_step = self._steps_ordered
             if share.replaces:
                 tracked.blocks = list(share.new_blocks)
             else:
@@ -299,6 +304,8 @@ class SchedulerSide:
 
     def reported(self, report: StepReport | None) -> None:
         """The ranks' account of a step; before the engine looks at its outputs."""
+        self._steps_done += 1
+        self._part()
         self._failed = {}
         for name, failure in (report.failed if report is not None else {}).items():
             request_id = self._names.get(name)
@@ -375,14 +382,31 @@ class SchedulerSide:
         self._ending.discard(request.request_id)
         if tracked is None:
             return
+        done = request.num_computed_tokens if ok else -1
+        self._parting.append((tracked, done))
+        self._part()
+
+    def _part(self) -> None:
+        """Let go of requests that ended, once no rank saves rows of theirs that kvd knows not of.
+
+        Else the end could come to kvd before the announcement of a save, by another connection.
+        """
+        stay = []
+        for tracked, done in self._parting:
+            if tracked.last_step > self._steps_done:
+                stay.append((tracked, done))
+            else:
+                self._let_go(tracked, done)
+        self._parting = stay
+
+    def _let_go(self, tracked: Tracked, done: int) -> None:
         self._forget.append(tracked.name)
         self._names.pop(tracked.name, None)
         pooled = tracked.pooled
         if pooled is None:
             return
         try:
-            if ok:
-                done = request.num_computed_tokens
+            if done >= 0:
                 self._pool.commit(pooled, done if self.is_rolling else min(done, tracked.saved))
                 self._pool.end(pooled)
             else:

@@ -55,6 +55,7 @@ class Tracked:
     resident:  tokens that its device blocks held before its last step (resident mode).
     reached:   most tokens that a step of it has begun with.
     failures:  steps that failed it since then.
+    last_step: number of its last step.
     waits_since: monotonic clock of the first refusal in a row, 0 for none.
     """
 
@@ -69,6 +70,7 @@ class Tracked:
     resident: int = 0
     reached: int = -1
     failures: int = 0
+    last_step: int = 0
     waits_since: float = 0.0
 
     @property

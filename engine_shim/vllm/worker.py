@@ -183,7 +183,8 @@ class WorkerSide:
         self._is_open = False
         if self._failure is None:
             try:
-                unsaved = self._pipeline.end_step(wait_saves=False)
+                # The scheduler may end a request as soon as it hears of this step.
+                unsaved = self._pipeline.end_step(wait_saves=False, wait_armed=True)
             except StepFailed as failure:
                 self._fail(failure)
             else:
