@@ -14,6 +14,7 @@ from kvd.server.sessions import MemberSession
 from kvd.wire import messages as msg
 from kvd.wire.gate_layout import EPOCH_MAX
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, SlotArea
+from kvd.wire.protocol import about_problem
 
 SPANS_MAX: Final = 1 << 17
 """Spans of a block: 1024 ranks x 64 layers x 2 parts. Each is an object while blocks are laid out,
@@ -39,6 +40,8 @@ def check_hello(session: MemberSession, frame: msg.Hello, config: Config) -> Non
         _check_layout(frame.layout, limits.members_per_engine)
     _check_device(session, frame)
     _check_announced(frame.slots, limits.readers_per_slot)
+    if problem := about_problem(frame.about):
+        raise _malformed(problem)
 
 
 def port_of(frame: msg.Hello) -> int:
