@@ -11,6 +11,7 @@ from typing import Final
 from kvd.config.model import Config
 from kvd.core.errors import LocalError
 from kvd.server.sessions import MemberSession
+from kvd.server.story_text import line
 from kvd.wire import messages as msg
 from kvd.wire.gate_layout import EPOCH_MAX
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, SlotArea
@@ -58,6 +59,23 @@ def port_of(frame: msg.Hello) -> int:
             f"{port}, over {PORT_MAX}"
         )
     return port
+
+
+def store_of(session: MemberSession, frame: msg.Hello, config: Config) -> str:
+    """The store that the member uses: the one that it names, else the default.
+
+    Raises: LocalError(store_unknown).
+    """
+    store = frame.store or config.store.default
+    if store not in config.store.names:
+        names = ", ".join(config.store.names)
+        raise LocalError("store_unknown", engine=session.ref.engine, store=store, names=names)
+    return store
+
+
+def about_of(frame: msg.Hello) -> dict[str, str]:
+    """What the member says of itself, as lines that may go to a terminal."""
+    return {key: line(text) for key, text in frame.about.items()}
 
 
 def _check_layout(layout: BlockLayoutSpec, shards_max: int) -> None:
