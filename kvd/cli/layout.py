@@ -49,6 +49,17 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """A name and a text in each line; lines without a text are left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", style="bold")
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        if text:
+            grid.add_row(name, text)
+    return grid
+
+
 def word(text: str) -> Text:
     """A state, in the colour of its meaning."""
     return Text(text, style=_STYLES.get(text, ""))

@@ -7,7 +7,7 @@ Everything here is read from the event loop and must answer at once: what is slo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ SPARE_LEFT = "spare_left"
 
 SAVES_SHED = "saves_shed"
 """The stat with which an engine says how many blocks it did not save under pressure."""
+
+
+OFFLOAD = "offload"
+"""Under which an engine says, for people, how it offloads; the status shows it."""
+
+WHY = "why"
+"""Under which it says why it does so, or why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class SessionInfo:
                     as its executor name.
     attached_at_ns: machine clock.
     last_heard_ns:  machine clock; when its last frame came, or when it attached.
+    store:          of a member: the store that it uses, '' before its hello.
+    about:          of a member: what it says of itself, printable.
     """
 
     kind: Literal["member", "reader"]
@@ -54,6 +63,8 @@ class SessionInfo:
     uid: int
     attached_at_ns: int
     last_heard_ns: int
+    store: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

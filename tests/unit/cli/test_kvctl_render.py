@@ -35,6 +35,12 @@ from tests.unit.server.fake_node import SECOND, STRIDE, WALL, FakeNode, ref, reg
 
 HERE = Path(__file__).parent / "golden"
 REWRITE = "KVD_TEST_REWRITE"
+OFFLOADS = {
+    "offload": "rolling: 6 layers on 4 buffers (layer 0 bound, 3 shared), 256 blocks instead of "
+    "170",
+    "why": "asked for by the connector",
+    "model": "m, 6 layers",
+}
 
 
 def steady() -> Watch:
@@ -57,7 +63,7 @@ def busy_node() -> FakeNode:
         ],
     )
     who = node.join(ref("prefill-0", "worker0", 0xA1))
-    node.join(ref("prefill-0", "worker1", 0xA2), rank=1)
+    other = node.join(ref("prefill-0", "worker1", 0xA2), rank=1)
     node.fill(who, "req-1", 3)
     (target,) = node.reserve(who, "req-2", 1)
     node.handle(ev.LookedUp(1, who, "req-3", (0).to_bytes(32) + b"x" * 32))
@@ -71,7 +77,19 @@ def busy_node() -> FakeNode:
     node.handle(ev.Renewed(9, who, "nobody"))
     node.time += 4 * SECOND
     node.the_sessions = [
-        SessionInfo("member", str(who), 4711, 1000, node.time - 99 * SECOND, node.time - SECOND)
+        SessionInfo(
+            "member",
+            str(who),
+            4711,
+            1000,
+            node.time - 99 * SECOND,
+            node.time - SECOND,
+            "local",
+            OFFLOADS,
+        ),
+        SessionInfo(
+            "member", str(other), 4712, 1000, node.time, node.time, "local", {"offload": "off"}
+        ),
     ]
     node.the_stats = {str(who): {"spare_left": 1.0, "steps": 1200.0}}
     node.the_links = [
@@ -160,6 +178,18 @@ def test_narrow_terminals_lose_no_name(name: str) -> None:
     assert max(map(len, narrow.splitlines())) <= 50
     letters = [char for char in wide if char.isalnum()]
     assert sorted(letters) == sorted(char for char in narrow if char.isalnum())
+
+
+def test_long_names_of_engines_fold_beside_what_they_say() -> None:
+    node = FakeNode()
+    who = node.join(ref("engine-" * 18))
+    about = {"offload": "rolling", "k" * 128: "x" * 200}
+    node.the_sessions = [SessionInfo("member", str(who), 1, 1, 0, 0, "local", about)]
+    for document in (look(node), run_now(engine_page(node, EngineQuery()))):
+        wide, narrow = (to_text(render(document), width) for width in (4000, 50))
+        assert max(map(len, narrow.splitlines())) <= 50
+        letters = [char for char in wide if char.isalnum()]
+        assert sorted(letters) == sorted(char for char in narrow if char.isalnum())
 
 
 def test_color_is_given_only_when_asked_for() -> None:

@@ -1,0 +1,25 @@
+"""What engines say of themselves, as `kvctl` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvd.server.models import EngineSummary
+from kvd.server.models_tables import EngineView
+from kvd.server.node_view import OFFLOAD, WHY
+
+
+def engine_line(engine: EngineSummary) -> str:
+    """How it offloads and why, '' if it does not say; `kvctl engines` has the rest."""
+    told = ((name, engine.about.get(name, "")) for name in (OFFLOAD, WHY))
+    return "; ".join(f"{name} {text}" for name, text in told if text)
+
+
+def engine_facts(engine: EngineView) -> Iterable[tuple[str, str]]:
+    """Everything that it says, a name and a text for each line, and who says otherwise."""
+    for name, text in engine.about.items():
+        yield name, text
+        for member in engine.members:
+            other = member.about.get(name, text)
+            if other != text:
+                yield f"{name} ({member.member})", other
