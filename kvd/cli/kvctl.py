@@ -344,7 +344,9 @@ def _warn(text: str) -> None:
 
 def _show(document: Model, output: Output, watch: float | None) -> None:
     if output is Output.JSON:
-        typer.echo(document.model_dump_json(indent=None if watch else 2))
+        from kvd.cli.text import safe_json
+
+        typer.echo(safe_json(document.model_dump_json(indent=None if watch else 2)))
         sys.stdout.flush()
     else:
         from kvd.cli.render import render

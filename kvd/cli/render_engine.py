@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from kvd.server.models import EngineSummary
 from kvd.server.models_tables import EngineView
-from kvd.server.node_view import OFFLOAD, WHY
+
+SHOWN_IN_STATUS: Final = ("offload", "why")
+"""How it offloads, and why so or not."""
 
 
 def engine_line(engine: EngineSummary) -> str:
-    """How it offloads and why, '' if it does not say; `kvctl engines` has the rest."""
-    told = ((name, engine.about.get(name, "")) for name in (OFFLOAD, WHY))
+    """What the status shows of it, '' for nothing; `kvctl engines` has the rest."""
+    told = ((name, engine.about.get(name, "")) for name in SHOWN_IN_STATUS)
     return "; ".join(f"{name} {text}" for name, text in told if text)
 
 

@@ -25,13 +25,6 @@ SAVES_SHED = "saves_shed"
 """The stat with which an engine says how many blocks it did not save under pressure."""
 
 
-OFFLOAD = "offload"
-"""Under which an engine says, for people, how it offloads; the status shows it."""
-
-WHY = "why"
-"""Under which it says why it does so, or why not."""
-
-
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Where the daemon is in its life.

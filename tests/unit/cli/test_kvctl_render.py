@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from kvd.cli.layout import to_text
 from kvd.cli.render import render, render_errors
-from kvd.cli.text import maybe_seconds, percent, seconds, size
+from kvd.cli.text import maybe_seconds, percent, safe_json, seconds, size
 from kvd.config.load import ConfigRow
 from kvd.core import events as ev
 from kvd.core import slot_events as se
@@ -19,6 +19,7 @@ from kvd.core.ids import ReadId, SlotRef
 from kvd.core.state import Settings
 from kvd.server.invariants import InvariantWatch
 from kvd.server.models import Model
+from kvd.server.models_tables import BlockPage
 from kvd.server.node_view import LinkInfo, Phase, SessionInfo
 from kvd.server.sliced import run_now
 from kvd.server.views import Watch, status
@@ -203,6 +204,25 @@ def test_text_of_clients_is_no_markup() -> None:
     node.reserve(node.join(), "[red]evil[/red] :smile:", 1)
     text = to_text(render(run_now(block_page(node, BlockQuery()))), 200)
     assert "[red]evil[/red] :smile:" in text
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_text_of_clients_moves_no_cursor(color: bool) -> None:
+    node = FakeNode()
+    node.reserve(node.join(), "evil\x1b[2J\x9b2J\x7f\r\u202e", 1)
+    text = to_text(render(run_now(block_page(node, BlockQuery()))), 200, color)
+    assert "evil?[2J?2J??" in text
+    controls = {char for char in text if not char.isprintable()}
+    assert controls == ({"\n", "\x1b"} if color else {"\n"})
+
+
+def test_json_for_programs_moves_no_cursor_and_is_the_same_document() -> None:
+    node = FakeNode()
+    node.reserve(node.join(), "evil\x1b[2J\x9b2J\x7f", 1)
+    page = run_now(block_page(node, BlockQuery()))
+    text = safe_json(page.model_dump_json(indent=2))
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert BlockPage.model_validate_json(text) == page
 
 
 def test_another_document_is_a_bug() -> None:
