@@ -183,7 +183,7 @@ def engines(
     socket: SocketOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
-    """Engines and their members: ranks, processes, slots, and the figures that they push."""
+    """Engines and their members: what they say of themselves, ranks, processes, slots, figures."""
 
     def ask(client: AdminClient) -> EnginePage:
         return client.engines()
