@@ -135,6 +135,8 @@ class WireClient:
         probe: bytes = b"",
         protocol: tuple[int, int] = (PROTOCOL_MIN, PROTOCOL),
         kv_port: int = 0,
+        store: str = "",
+        about: dict[str, str] | None = None,
     ) -> messages.HelloOk:
         """Register."""
         frame = messages.Hello(
@@ -152,6 +154,8 @@ class WireClient:
             [],
             list(slots),
             kv_port,
+            store,
+            about or {},
         )
         reply = self.call(frame)
         assert isinstance(reply, messages.HelloOk)

@@ -56,6 +56,9 @@ class Desk(Protocol):
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention has ended."""
 
+    def abandon(self, tenancy: Tenancy) -> None:
+        """End what is left of loads and computing, as failed; harmless when nothing is."""
+
     def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
         """Wait until kvd keeps both ends of this save for us; then its copy may start."""
 

@@ -58,6 +58,10 @@ _TEXTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "a frame of {size} bytes is over the limit of {limit}",
             "Split the batch.",
         ),
+        "store_unknown": (
+            "the engine asks for store {store!r}, its node has {names}",
+            "Add it to store.names in kvd.toml, or take `backend` out of the engine's connector.",
+        ),
         "process_forked": (
             "this client belongs to process {maker}, not to {user}",
             "Make a client of its own in every process.",

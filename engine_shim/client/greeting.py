@@ -124,6 +124,8 @@ class Greeter:
             list(me.resident),
             slots,
             me.kv_port,
+            me.store,
+            dict(me.about),
         )
         try:
             return number, client_codec().encode(frame)

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from engine_shim.client.errors import KvdRefused
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, ResidentPart
-from kvd.wire.protocol import ATTACH_SOCKET, ENGINE_SOCKET
+from kvd.wire.protocol import (
+    ATTACH_SOCKET,
+    ENGINE_SOCKET,
+    OPTIONAL_NAME_CHARS_MAX,
+    about_problem,
+)
 from kvd.wire.runtime_dir import SOCKET_PATH_BYTES_MAX, RuntimeDirError, find_runtime_dir
 
 
@@ -37,6 +42,9 @@ class MemberIdentity:
     memory_bytes: size of that memory.
     resident:     parts that stay on the device for all blocks of a layer.
     kv_port:      base of the ports where kvd listens for producers; 0 for none.
+    store:        name of the store that it asks for; '' for the default of its node.
+    about:        what kvd is to show of it to people: few short texts (`about_problem`), e.g.
+                  offload, why, model, connector.
     incarnation:  random, the same for every attach of this process.
     """
 
@@ -56,6 +64,8 @@ class MemberIdentity:
     memory_bytes: int = 0
     resident: tuple[ResidentPart, ...] = ()
     kv_port: int = 0
+    store: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
     incarnation: int = field(default_factory=new_incarnation)
 
     def __post_init__(self) -> None:
@@ -71,6 +81,12 @@ class MemberIdentity:
         if self.layout is not None and not 0 <= self.shard < self.layout.num_shards:
             shards = self.layout.num_shards
             raise ValueError(f"shard must be 0 to {shards - 1}, got {self.shard}")
+        if len(self.store) > OPTIONAL_NAME_CHARS_MAX:
+            given = len(self.store)
+            raise ValueError(f"store has {given} characters, over {OPTIONAL_NAME_CHARS_MAX}")
+        problem = about_problem(self.about)
+        if problem:
+            raise ValueError(problem)
 
     def __str__(self) -> str:
         return f"{self.engine}/{self.member}"

@@ -183,7 +183,7 @@ def engines(
     socket: SocketOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
-    """Engines and their members: ranks, processes, slots, and the figures that they push."""
+    """Engines and their members: what they say of themselves, ranks, processes, slots, figures."""
 
     def ask(client: AdminClient) -> EnginePage:
         return client.engines()
@@ -344,7 +344,9 @@ def _warn(text: str) -> None:
 
 def _show(document: Model, output: Output, watch: float | None) -> None:
     if output is Output.JSON:
-        typer.echo(document.model_dump_json(indent=None if watch else 2))
+        from kvd.cli.text import safe_json
+
+        typer.echo(safe_json(document.model_dump_json(indent=None if watch else 2)))
         sys.stdout.flush()
     else:
         from kvd.cli.render import render

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from kvd.cli.text import printable
 
 _STYLES: Final[Mapping[str, str]] = {
     "ready": "green",
@@ -20,6 +23,17 @@ _STYLES: Final[Mapping[str, str]] = {
     "leaving": "yellow",
     "failed": "bold red",
 }
+
+
+class _Printable:
+    """Something whose texts, which engines may have given, cannot move a terminal's cursor."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._content, options):
+            yield Segment(printable(segment.text), segment.style)
 
 
 def to_text(content: RenderableType, width: int, color: bool = False) -> str:
@@ -36,7 +50,7 @@ def to_text(content: RenderableType, width: int, color: bool = False) -> str:
         markup=False,
         legacy_windows=False,
     )
-    console.print(content)
+    console.print(_Printable(content))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -47,6 +61,17 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
         justify = "right" if column in right else "left"
         made.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     return made
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """A name and a text in each line; lines without a text are left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", style="bold")
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        if text:
+            grid.add_row(name, text)
+    return grid
 
 
 def word(text: str) -> Text:

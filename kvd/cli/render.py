@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvd.cli.layout import spaced, table, word
+from kvd.cli.layout import facts, spaced, table, word
+from kvd.cli.render_engine import engine_facts, engine_line
 from kvd.cli.render_pool import eviction_facts, pool_facts
 from kvd.cli.text import maybe_seconds, named, percent, seconds, size, yes
 from kvd.core.errors import ErrorSpec
@@ -27,6 +28,7 @@ from kvd.server.models_tables import (
     BlockPage,
     ConfigPage,
     EnginePage,
+    EngineView,
     HoldView,
     MemberView,
     SlotPage,
@@ -88,10 +90,7 @@ def _reasons(title: str, reasons: Sequence[Reason]) -> RenderableType:
 
 
 def _facts(status: Status) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    grid.add_row("memory", status.memory.note)
+    grid = facts([("memory", status.memory.note)])
     if status.memory.last_life:
         grid.add_row("", status.memory.last_life)
     for name, text in (*pool_facts(status.pool), *eviction_facts(status)):
@@ -199,10 +198,14 @@ def _engine_summaries(status: Status) -> RenderableType:
             str(slots.quarantined),
             "-" if engine.spare_left is None else f"{engine.spare_left:g}",
         )
+    parts: list[RenderableType] = [made]
     omitted = status.engines_total - len(status.engines)
-    if omitted <= 0:
-        return made
-    return Group(made, Text(f"{omitted} more: kvctl engines"))
+    if omitted > 0:
+        parts.append(Text(f"{omitted} more: kvctl engines"))
+    words = facts((engine.engine, engine_line(engine)) for engine in status.engines)
+    if words.row_count:
+        parts += [Text(""), words]
+    return Group(*parts)
 
 
 def _peers(status: Status) -> Table:
@@ -272,10 +275,20 @@ def render_engines(page: EnginePage) -> RenderableType:
     for engine in page.items:
         title = Text(engine.engine, style="bold")
         regions = f"  regions {', '.join(engine.regions)}" if engine.regions else ""
-        text = f"  tp {engine.tp_size}  {engine.requests} requests{regions}  {engine.layout}"
+        store = f"  store {engine.store}" if engine.store else ""
+        text = f"  tp {engine.tp_size}  {engine.requests} requests{store}{regions}  {engine.layout}"
         title.append(text.rstrip(), style="not bold")
-        parts.append(Group(title, Padding(_members(engine.members), (0, 0, 0, 2))))
+        below = [Padding(part, (0, 0, 0, 2)) for part in _engine_parts(engine)]
+        parts.append(Group(title, *below))
     return Group(*spaced(parts))
+
+
+def _engine_parts(engine: EngineView) -> Iterable[RenderableType]:
+    """What it says of itself, where that is anything; its members."""
+    words = facts(engine_facts(engine))
+    if words.row_count:
+        yield words
+    yield _members(engine.members)
 
 
 def _members(members: Sequence[MemberView]) -> Table:
@@ -328,15 +341,15 @@ def render_errors(rows: Sequence[ErrorSpec]) -> RenderableType:
 
 
 def _one_error(row: ErrorSpec) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    grid.add_row("code", row.code)
-    grid.add_row("what", named(row.what))
-    grid.add_row("remedy", named(row.remedy))
-    grid.add_row("retry", row.retry.value.replace("_", " "))
-    grid.add_row("HTTP status", str(row.status))
-    return grid
+    return facts(
+        [
+            ("code", row.code),
+            ("what", named(row.what)),
+            ("remedy", named(row.remedy)),
+            ("retry", row.retry.value.replace("_", " ")),
+            ("HTTP status", str(row.status)),
+        ]
+    )
 
 
 def _with_more(content: RenderableType, after: str | None) -> RenderableType:

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 _PLACE: Final = re.compile(r"\{(\w+)[^}]*\}")
+_CONTROLS: Final = re.compile("[\x7f-\x9f]")
 _SIZES: Final = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -50,3 +51,15 @@ def yes(value: bool) -> str:
 def named(template: str) -> str:
     """Show `{free}` of an error's template as <free>."""
     return _PLACE.sub(r"<\1>", template)
+
+
+def printable(text: str) -> str:
+    """The same text with `?` for what is neither printable nor the end of a line."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def safe_json(text: str) -> str:
+    """The same document with control characters escaped that JSON does not ask to be."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

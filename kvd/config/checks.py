@@ -89,6 +89,19 @@ def _low_below_high(config: Config) -> str:
     return f"pool.low_water is {low}, above the {high} of pool.high_water: lower the one"
 
 
+def _stores_differ(config: Config) -> str:
+    names = config.store.names
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    return f'"{twice[0]}" is named twice: take one out' if twice else ""
+
+
+def _default_store_exists(config: Config) -> str:
+    default, names = config.store.default, ", ".join(config.store.names)
+    if default in config.store.names:
+        return ""
+    return f'store.default is "{default}", which is not one of {names}: add it, or choose another'
+
+
 def _shorter(low: str, low_ns: int, high: str, high_ns: int) -> str:
     if low_ns <= high_ns:
         return ""
@@ -115,6 +128,8 @@ _CHECKS: Final = (
         _read_within_transfer,
     ),
     CrossCheck("low_below_high", ("pool.low_water", "pool.high_water"), _low_below_high),
+    CrossCheck("stores_differ", ("store.names",), _stores_differ),
+    CrossCheck("default_store_exists", ("store.names", "store.default"), _default_store_exists),
     CrossCheck(
         "cure_before_unready",
         (

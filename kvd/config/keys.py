@@ -20,7 +20,7 @@ class Key:
     """One thing that can be configured.
 
     kind:       how values are read: size, duration, count, optional_count, fraction, choice,
-                text, flag or uids.
+                text, flag, uids or names.
     rule:       the allowed values in words.
     reloadable: whether SIGHUP applies a change, or only a restart.
     at_limit:   for limits, what happens to the one that is too many; else empty.
@@ -102,6 +102,8 @@ def read_typed(key: Key, raw: object) -> object:
         return _typed(raw, bool, wanted)
     if key.kind == "uids":
         return tuple(_typed(uid, int, wanted) for uid in _typed(raw, list, wanted))
+    if key.kind == "names":
+        return tuple(_typed(name, str, wanted) for name in _typed(raw, list, wanted))
     return _typed(raw, str, wanted)
 
 
@@ -124,9 +126,10 @@ def read_text(key: Key, text: str) -> object:
         return _read_int(text)
     if key.kind == "fraction":
         return _read_fraction(text)
-    if key.kind == "uids":
+    if key.kind in ("uids", "names"):
         parts = text.strip().removeprefix("[").removesuffix("]").split(",")
-        return tuple(_read_int(part) for part in parts if part.strip() or len(parts) > 1)
+        given = [part.strip() for part in parts if part.strip() or len(parts) > 1]
+        return tuple(_read_int(part) if key.kind == "uids" else part.strip('"') for part in given)
     return text
 
 
@@ -136,8 +139,8 @@ def write_text(key: Key, value: object) -> str:
         return format_size(cast(int, value))
     if key.kind == "duration":
         return format_duration(cast(int, value))
-    if key.kind == "uids":
-        return ",".join(str(uid) for uid in cast(tuple[int, ...], value))
+    if key.kind in ("uids", "names"):
+        return ",".join(str(one) for one in cast(tuple[object, ...], value))
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -148,6 +151,9 @@ def write_toml(key: Key, value: object) -> str:
     text = write_text(key, value)
     if key.kind == "uids":
         return f"[{text.replace(',', ', ')}]"
+    if key.kind == "names":
+        quoted = ", ".join(f'"{name}"' for name in cast(tuple[str, ...], value))
+        return f"[{quoted}]"
     plain = ("count", "fraction", "flag")
     if key.kind in plain or (key.kind == "optional_count" and isinstance(value, int)):
         return text
@@ -166,6 +172,7 @@ _TYPES: Final = {
     "text": "a text in quotes",
     "flag": "true or false",
     "uids": "a list of user ids, e.g. [1000]",
+    "names": 'a list of names, e.g. ["local"]',
 }
 _TOML_NAMES: Final = {
     str: "a text",

@@ -31,6 +31,10 @@ Owner = Literal["auto", "fdstore", "holder", "none"]
 
 _NODE_RULE: Final = (r"^(any|interleave|[0-9]{1,4})$", "any, interleave or the number of a node")
 
+_STORES_MAX: Final = 16
+_STORE_PATTERN: Final = r"^[0-9A-Za-z_.:@-]{1,64}$"
+_STORE_RULE: Final = "1 to 64 letters, digits and _ . : @ -"
+
 
 class ServerConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """The daemon itself: where it listens, who may attach, how it logs and stops."""
@@ -216,6 +220,32 @@ class RegionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     )
 
 
+class StoreConfig(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Names under which engines may ask for a store; all are this node's embedded pool today."""
+
+    names: tuple[Annotated[str, Field(pattern=_STORE_PATTERN)], ...] = Field(
+        default=("local",),
+        min_length=1,
+        max_length=_STORES_MAX,
+        strict=False,  # TOML gives a list
+        description="Names under which engines may ask for a store of this node (`backend` of "
+        "their connector); all of them are the embedded pool today. The hello that names another "
+        "one is refused with store_unknown; engines that are attached already stay.",
+        json_schema_extra={
+            "kind": "names",
+            "rule": f"a list of 1 to {_STORES_MAX} names, each {_STORE_RULE}",
+            "reloadable": True,
+        },
+    )
+    default: str = text_field(
+        "local",
+        _STORE_PATTERN,
+        _STORE_RULE,
+        "The store of engines that name none; one of store.names.",
+        reloadable=True,
+    )
+
+
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Deadlines of the release rule. None of them frees memory: a missed one asks for the truth."""
 
@@ -332,6 +362,7 @@ class Config(BaseModel, frozen=True, extra="forbid", strict=True):
     server: ServerConfig = ServerConfig()
     pool: PoolConfig = PoolConfig()
     regions: RegionsConfig = RegionsConfig()
+    store: StoreConfig = StoreConfig()
     release: ReleaseConfig = ReleaseConfig()
     leases: LeasesConfig = LeasesConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -189,6 +189,13 @@ _ROWS: Final = (
         "Use the same model, dtype, block size and plan, or another daemon.",
     ),
     ErrorSpec(
+        "store_unknown",
+        404,
+        _N,
+        "engine {engine!r} asks for store {store!r}, this node has {names}",
+        "Add it to store.names in kvd.toml, or take `backend` out of the engine's connector.",
+    ),
+    ErrorSpec(
         "hash_probe_mismatch",
         409,
         _N,

@@ -11,9 +11,11 @@ from typing import Final
 from kvd.config.model import Config
 from kvd.core.errors import LocalError
 from kvd.server.sessions import MemberSession
+from kvd.server.story_text import line
 from kvd.wire import messages as msg
 from kvd.wire.gate_layout import EPOCH_MAX
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, SlotArea
+from kvd.wire.protocol import about_problem
 
 SPANS_MAX: Final = 1 << 17
 """Spans of a block: 1024 ranks x 64 layers x 2 parts. Each is an object while blocks are laid out,
@@ -39,6 +41,8 @@ def check_hello(session: MemberSession, frame: msg.Hello, config: Config) -> Non
         _check_layout(frame.layout, limits.members_per_engine)
     _check_device(session, frame)
     _check_announced(frame.slots, limits.readers_per_slot)
+    if problem := about_problem(frame.about):
+        raise _malformed(problem)
 
 
 def port_of(frame: msg.Hello) -> int:
@@ -55,6 +59,23 @@ def port_of(frame: msg.Hello) -> int:
             f"{port}, over {PORT_MAX}"
         )
     return port
+
+
+def store_of(session: MemberSession, frame: msg.Hello, config: Config) -> str:
+    """The store that the member uses: the one that it names, else the default.
+
+    Raises: LocalError(store_unknown).
+    """
+    store = frame.store or config.store.default
+    if store not in config.store.names:
+        names = ", ".join(config.store.names)
+        raise LocalError("store_unknown", engine=session.ref.engine, store=store, names=names)
+    return store
+
+
+def about_of(frame: msg.Hello) -> dict[str, str]:
+    """What the member says of itself, as lines that may go to a terminal."""
+    return {key: line(text) for key, text in frame.about.items()}
 
 
 def _check_layout(layout: BlockLayoutSpec, shards_max: int) -> None:

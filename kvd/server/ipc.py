@@ -20,7 +20,7 @@ from kvd.core import results as res
 from kvd.core.errors import KvdError, LocalError
 from kvd.server import translate
 from kvd.server.handshake import agreed
-from kvd.server.hello_checks import check_hello, port_of
+from kvd.server.hello_checks import about_of, check_hello, port_of, store_of
 from kvd.server.node import Node
 from kvd.server.peer_ports import PeerPorts
 from kvd.server.sessions import MemberSession
@@ -154,6 +154,7 @@ class EngineSocket:
         if not node.is_ready:
             raise not_ready(node)
         check_hello(session, frame, node.config)
+        store = store_of(session, frame, node.config)
         event = translate.joined(0, session.ref, session.pid, session.num_slots, frame)
         port = port_of(frame)
         ports = self.ports
@@ -172,6 +173,7 @@ class EngineSocket:
             session.device_layout = frame.device
             session.resident = tuple(frame.resident)
             session.kv_port = port
+            session.store, session.about = store, about_of(frame)
             self._send(identity, self._hello_ok(number, protocol, result))
 
         node.apply(replace(event, reply=node.replies.expect(answered)))

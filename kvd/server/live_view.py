@@ -92,6 +92,8 @@ class LiveView:
                         session.uid,
                         session.attached_at,
                         session.last_heard,
+                        session.store,
+                        session.about,
                     )
                 )
             elif isinstance(session, ReaderSession):

@@ -185,6 +185,11 @@ class EngineSummary(Model):
     requests: Count
     slots: SlotCounts
     spare_left: float | None = Field(description="Spare buffers left, if the engine tells.")
+    store: str = Field(default="", description="Store that its scheduler uses; '' if unknown.")
+    about: dict[str, str] = Field(
+        default_factory=dict,
+        description="What its scheduler says of it, and what only its other members say.",
+    )
 
 
 class TransferCounts(Model):

@@ -79,6 +79,10 @@ class MemberView(Model):
     silent_seconds: Seconds | None = Field(description="Since its last frame.")
     slots: SlotCounts
     stats: dict[str, float] = Field(description="Figures that it pushed, at most 64.")
+    store: str = Field(default="", description="Store that it uses; '' before its hello.")
+    about: dict[str, str] = Field(
+        default_factory=dict, description="What it says of itself, for people."
+    )
 
 
 class EngineView(Model):
@@ -92,6 +96,11 @@ class EngineView(Model):
     regions: list[str] = Field(description="Its decode regions.")
     slots: SlotCounts
     members: list[MemberView]
+    store: str = Field(default="", description="Store that its scheduler uses; '' if unknown.")
+    about: dict[str, str] = Field(
+        default_factory=dict,
+        description="What its scheduler says of it, and what only its other members say.",
+    )
 
 
 class EnginePage(Model):

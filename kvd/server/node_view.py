@@ -7,7 +7,7 @@ Everything here is read from the event loop and must answer at once: what is slo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class SessionInfo:
                     as its executor name.
     attached_at_ns: machine clock.
     last_heard_ns:  machine clock; when its last frame came, or when it attached.
+    store:          of a member: the store that it uses, '' before its hello.
+    about:          of a member: what it says of itself, printable.
     """
 
     kind: Literal["member", "reader"]
@@ -54,6 +56,8 @@ class SessionInfo:
     uid: int
     attached_at_ns: int
     last_heard_ns: int
+    store: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class MemberSession(Session):
     event_fd:  counts wake-ups for its sleepers, -1 without slots.
     said_hello: the machine knows it.
     identity:  its ZeroMQ routing id, b"" before its first frame.
+    store:     name of the store that it uses, '' before its hello.
+    about:     what it says of itself, printable.
     """
 
     ref: MemberRef = field(default_factory=lambda: MemberRef("", "", 0))
@@ -76,6 +78,8 @@ class MemberSession(Session):
     device_layout: DeviceLayout | None = None
     resident: tuple[ResidentPart, ...] = ()
     kv_port: int = 0
+    store: str = ""
+    about: dict[str, str] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -17,6 +17,7 @@ from kvd.core.story import Entry
 from kvd.memory.region import RegionSnapshot
 from kvd.server import story_text
 from kvd.server.counter_names import REQUESTS, sort_counters
+from kvd.server.engine_words import engine_words, sessions_of
 from kvd.server.invariants import Checked, InvariantWatch
 from kvd.server.models import (
     BlockCounts,
@@ -294,19 +295,22 @@ def _transition(entry: Entry) -> str:
 def _engines(view: NodeView, found: Survey) -> list[EngineSummary]:
     state = view.state()
     left = spares(view.stats(), state.members)
+    sessions = sessions_of(view)
     counts: dict[str, MemberSlots] = {}
     for ref, slots in found.members.items():
         counts.setdefault(ref.engine, MemberSlots()).add(slots)
+    shown = [state.engines[name] for name in sorted(state.engines)[:ENGINES_MAX]]
     return [
         EngineSummary(
-            engine=name,
-            members=len(state.engines[name].members),
-            silent_members=sum(m.silent for m in state.engines[name].members.values()),
-            requests=len(state.engines[name].requests),
-            slots=slot_counts(counts.get(name, MemberSlots())),
-            spare_left=left.get(name),
+            engine=engine.name,
+            members=len(engine.members),
+            silent_members=sum(m.silent for m in engine.members.values()),
+            requests=len(engine.requests),
+            slots=slot_counts(counts.get(engine.name, MemberSlots())),
+            spare_left=left.get(engine.name),
+            **engine_words(engine, sessions)._asdict(),
         )
-        for name in sorted(state.engines)[:ENGINES_MAX]
+        for engine in shown
     ]
 
 

@@ -19,6 +19,7 @@ from kvd.core.blocks import BlockState, BlockTable
 from kvd.core.ids import LoadId, MemberRef, Pin, RequestKey
 from kvd.core.slot import Slot
 from kvd.core.state import Engine, Member, State
+from kvd.server.engine_words import engine_words, sessions_of
 from kvd.server.models import BlockStateName
 from kvd.server.models_tables import (
     BlockPage,
@@ -283,7 +284,7 @@ def _block_view(table: BlockTable, block: int) -> BlockView:
 
 def engine_page(view: NodeView, query: EngineQuery) -> Work[EnginePage]:
     """A page of engines with their members."""
-    sessions = {session.name: session for session in view.sessions()}
+    sessions = sessions_of(view)
     items: list[EngineView] = []
     members = 0
     for name in sorted(view.state().engines):
@@ -322,6 +323,7 @@ def _engine_view(
         regions=sorted(region.name for region in regions if region.engine == engine.name),
         slots=slot_counts(total),
         members=members,
+        **engine_words(engine, sessions)._asdict(),
     )
 
 
@@ -344,6 +346,8 @@ def _member_view(
         silent_seconds=_since(now, session.last_heard_ns) if session is not None else None,
         slots=slot_counts(counts),
         stats=dict(islice(finite, STATS_MAX)),
+        store=session.store if session is not None else "",
+        about=dict(session.about) if session is not None else {},
     )
 
 

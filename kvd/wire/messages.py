@@ -56,6 +56,8 @@ class Hello(Request, frozen=True, tag="hello"):
     """First frame of a session: who the member is, and how its memory is laid out.
 
     kv_port: base of the ports on which kvd listens for producers, 0 for none.
+    store:   which store of the node the engine's configuration names, '' for the node's default.
+    about:   what the member says of itself, for people; see `kvd.wire.protocol.about_problem`.
     """
 
     protocol_min: Unsigned
@@ -72,6 +74,8 @@ class Hello(Request, frozen=True, tag="hello"):
     resident: list[ResidentPart] = []
     slots: list[SlotAnnounce] = []
     kv_port: Unsigned = 0
+    store: OptionalName = ""
+    about: dict[Name, str] = {}
 
 
 class Lookup(Request, frozen=True, tag="lookup"):

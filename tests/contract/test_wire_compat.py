@@ -16,7 +16,7 @@ import pytest
 
 from kvd.wire.attach import Attached
 from kvd.wire.codec import FrameError, client_codec
-from kvd.wire.messages import Events
+from kvd.wire.messages import Events, Hello
 from kvd.wire.protocol import PROTOCOL, PROTOCOL_MIN, agree
 from tests.contract.frozen import (
     FIELDS_FILE,
@@ -201,3 +201,26 @@ def test_an_answer_of_an_unknown_kind_is_refused_by_clients() -> None:
         msgpack.packb(["attached", 1, b"b" * 16, b"t" * 16, 0, 0, "later"])
     )
     assert reply == Attached(1, b"b" * 16, b"t" * 16, 0, 0)
+
+
+# Fields that were appended ------------------------------------------------------------------------
+
+
+def test_a_hello_from_before_stores_asks_for_the_default_and_says_nothing() -> None:
+    (full,) = [one for one in FROZEN if (one.tag, one.form) == ("hello", "full")]
+    hello = client_codec().decode(full.data)
+    assert isinstance(hello, Hello)
+    assert (hello.store, hello.about) == ("", {})
+
+
+def test_an_older_kvd_reads_a_newer_hello_up_to_where_it_ends() -> None:
+    """It has these very fields, and no others: what is behind them it skips."""
+    fields = json.loads(FIELDS_FILE.read_text(encoding="utf-8"))["kvd.wire.messages.Hello"]
+    (full,) = [one for one in FROZEN if (one.tag, one.form) == ("hello", "full")]
+    hello = client_codec().decode(full.data)
+    newer = msgspec.structs.replace(hello, store="local", about={"offload": "off"})
+    values = msgpack.unpackb(client_codec().encode(newer), strict_map_key=False)
+    assert values[1 + len(fields) :] == ["local", {"offload": "off"}]
+    old = msgspec.defstruct("Old", [(name, Any) for name in fields], tag="hello", array_like=True)
+    read = msgspec.msgpack.decode(client_codec().encode(newer), type=old)
+    assert [getattr(read, name) for name in fields] == values[1 : 1 + len(fields)]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.held_kvd import HeldKvd
 from tests.integration.live_kvd import LiveKvd, until
+from tests.integration.raw_frames import LAYOUT, RawMember, refusal
 
 LOCK = "kvd.lock"
 
@@ -82,6 +83,20 @@ def test_a_bad_file_changes_nothing(file: Path) -> None:
         kvd.hang_up()
         until(lambda: len(kvd.logged("config_refused")) == 2, "it is refused again")
         assert kvd.get("/readyz")[0] == 200
+
+
+def test_an_engine_may_ask_for_a_store_as_soon_as_it_has_a_name(file: Path) -> None:
+    with FileKvd(file) as kvd, RawMember(kvd.runtime_dir, "e0") as early:
+        early.hello(LAYOUT, store="local")
+        with RawMember(kvd.runtime_dir, "e1") as late:
+            assert refusal(lambda: late.hello(LAYOUT, store="fast")).code == "store_unknown"
+            file.write_text('[store]\nnames = ["fast"]\ndefault = "fast"\n')
+            kvd.hang_up()
+            until(lambda: kvd.logged("config_reloaded"), "it is loaded")
+            assert kvd.row("store.names") == ("fast", f"file {file}:2")
+            late.hello(LAYOUT, store="fast")
+        shown = kvd.get("/v1/engines")[1]["items"]
+        assert [engine["store"] for engine in shown] == ["local"]  # it stays where it is
 
 
 def test_it_may_come_before_kvd_is_ready(file: Path) -> None:

@@ -203,7 +203,23 @@ def requests(client: WireClient) -> list[msg.ClientFrame]:
     announced = [msg.SlotAnnounce(0, 0, True, 0, False, [], 0, [])]
     return [
         msg.Hello(
-            *head(), PROTOCOL, PROTOCOL, True, 0, 1, 0, 0, True, b"", LAYOUT, None, [], announced, 0
+            *head(),
+            PROTOCOL,
+            PROTOCOL,
+            True,
+            0,
+            1,
+            0,
+            0,
+            True,
+            b"",
+            LAYOUT,
+            None,
+            [],
+            announced,
+            0,
+            "",
+            {"model": "m"},
         ),
         msg.Lookup(*head(), "r", HASH, True),
         msg.Reserve(*head(), "r", 1),

@@ -33,7 +33,7 @@ from tests.integration.raw_frames import (
 FRAME_MAX = 256 << 10
 FRAME_CODES = ("frame_malformed", "op_unknown")
 OPTIONAL = {
-    "hello": 3,
+    "hello": 5,
     "lookup": 1,
     "commit": 1,
     "unpin": 1,

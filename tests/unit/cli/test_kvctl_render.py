@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from kvd.cli.layout import to_text
 from kvd.cli.render import render, render_errors
-from kvd.cli.text import maybe_seconds, percent, seconds, size
+from kvd.cli.text import maybe_seconds, percent, safe_json, seconds, size
 from kvd.config.load import ConfigRow
 from kvd.core import events as ev
 from kvd.core import slot_events as se
@@ -19,6 +19,7 @@ from kvd.core.ids import ReadId, SlotRef
 from kvd.core.state import Settings
 from kvd.server.invariants import InvariantWatch
 from kvd.server.models import Model
+from kvd.server.models_tables import BlockPage
 from kvd.server.node_view import LinkInfo, Phase, SessionInfo
 from kvd.server.sliced import run_now
 from kvd.server.views import Watch, status
@@ -35,6 +36,12 @@ from tests.unit.server.fake_node import SECOND, STRIDE, WALL, FakeNode, ref, reg
 
 HERE = Path(__file__).parent / "golden"
 REWRITE = "KVD_TEST_REWRITE"
+OFFLOADS = {
+    "offload": "rolling: 6 layers on 4 buffers (layer 0 bound, 3 shared), 256 blocks instead of "
+    "170",
+    "why": "asked for by the connector",
+    "model": "m, 6 layers",
+}
 
 
 def steady() -> Watch:
@@ -57,7 +64,7 @@ def busy_node() -> FakeNode:
         ],
     )
     who = node.join(ref("prefill-0", "worker0", 0xA1))
-    node.join(ref("prefill-0", "worker1", 0xA2), rank=1)
+    other = node.join(ref("prefill-0", "worker1", 0xA2), rank=1)
     node.fill(who, "req-1", 3)
     (target,) = node.reserve(who, "req-2", 1)
     node.handle(ev.LookedUp(1, who, "req-3", (0).to_bytes(32) + b"x" * 32))
@@ -71,7 +78,19 @@ def busy_node() -> FakeNode:
     node.handle(ev.Renewed(9, who, "nobody"))
     node.time += 4 * SECOND
     node.the_sessions = [
-        SessionInfo("member", str(who), 4711, 1000, node.time - 99 * SECOND, node.time - SECOND)
+        SessionInfo(
+            "member",
+            str(who),
+            4711,
+            1000,
+            node.time - 99 * SECOND,
+            node.time - SECOND,
+            "local",
+            OFFLOADS,
+        ),
+        SessionInfo(
+            "member", str(other), 4712, 1000, node.time, node.time, "local", {"offload": "off"}
+        ),
     ]
     node.the_stats = {str(who): {"spare_left": 1.0, "steps": 1200.0}}
     node.the_links = [
@@ -162,6 +181,18 @@ def test_narrow_terminals_lose_no_name(name: str) -> None:
     assert sorted(letters) == sorted(char for char in narrow if char.isalnum())
 
 
+def test_long_names_of_engines_fold_beside_what_they_say() -> None:
+    node = FakeNode()
+    who = node.join(ref("engine-" * 18))
+    about = {"offload": "rolling", "k" * 128: "x" * 200}
+    node.the_sessions = [SessionInfo("member", str(who), 1, 1, 0, 0, "local", about)]
+    for document in (look(node), run_now(engine_page(node, EngineQuery()))):
+        wide, narrow = (to_text(render(document), width) for width in (4000, 50))
+        assert max(map(len, narrow.splitlines())) <= 50
+        letters = [char for char in wide if char.isalnum()]
+        assert sorted(letters) == sorted(char for char in narrow if char.isalnum())
+
+
 def test_color_is_given_only_when_asked_for() -> None:
     content = render(look(busy_node()))
     assert "\x1b" not in to_text(content, 100)
@@ -173,6 +204,25 @@ def test_text_of_clients_is_no_markup() -> None:
     node.reserve(node.join(), "[red]evil[/red] :smile:", 1)
     text = to_text(render(run_now(block_page(node, BlockQuery()))), 200)
     assert "[red]evil[/red] :smile:" in text
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_text_of_clients_moves_no_cursor(color: bool) -> None:
+    node = FakeNode()
+    node.reserve(node.join(), "evil\x1b[2J\x9b2J\x7f\r\u202e", 1)
+    text = to_text(render(run_now(block_page(node, BlockQuery()))), 200, color)
+    assert "evil?[2J?2J??" in text
+    controls = {char for char in text if not char.isprintable()}
+    assert controls == ({"\n", "\x1b"} if color else {"\n"})
+
+
+def test_json_for_programs_moves_no_cursor_and_is_the_same_document() -> None:
+    node = FakeNode()
+    node.reserve(node.join(), "evil\x1b[2J\x9b2J\x7f", 1)
+    page = run_now(block_page(node, BlockQuery()))
+    text = safe_json(page.model_dump_json(indent=2))
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert BlockPage.model_validate_json(text) == page
 
 
 def test_another_document_is_a_bug() -> None:

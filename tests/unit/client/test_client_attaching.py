@@ -84,6 +84,12 @@ DEVICE = DeviceLayout(4, 1, [0, 64], [0, 0], [[]])
         ({"num_slots": 3, "device": DEVICE}, "describes 2 slots"),
         ({"num_slots": 2, "device": DEVICE}, "memory_fd is missing"),
         ({"layout": LAYOUT, "shard": 1}, "shard must be 0 to 0"),
+        ({"store": "s" * 257}, "store has 257 characters, over 256"),
+        ({"about": {f"k{n}": "" for n in range(17)}}, "about has 17 entries, over the limit of 16"),
+        ({"about": {"why": "x" * 201}}, "about 'why' has 201 characters, over the limit of 200"),
+        ({"about": {"a b": ""}}, "about has the key 'a b', which is not 1 to 128 letters"),
+        ({"about": {"k" * 129: ""}}, "which is not 1 to 128 letters"),
+        ({"about": {"": "x"}}, "about has the key '', which is not"),
     ],
 )
 def test_identity_that_contradicts_itself_names_the_field(
@@ -91,6 +97,14 @@ def test_identity_that_contradicts_itself_names_the_field(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         MemberIdentity("e", "w", **changes)  # type: ignore[arg-type]
+
+
+def test_what_a_member_says_of_itself_goes_with_each_hello(connect: Connect, kvd: FakeKvd) -> None:
+    about = {"offload": "rolling: 6 layers on 4 buffers", "why": "x" * 200}
+    connect(store="local", about=about)
+    kvd.hang_up()
+    until(lambda: len(kvd.hellos) == 2)
+    assert [(hello.store, hello.about) for hello in kvd.hellos] == [("local", about)] * 2
 
 
 def test_incarnation_is_new_for_each_identity() -> None:

@@ -211,6 +211,9 @@ def test_a_value_that_is_replaced_is_checked_too(tmp_path: Path) -> None:
         ({"readiness.oldest_wait_max": "7s"}, "cure_before_unready"),
         ({"release.query_attempts": "1000"}, "cure_before_unready"),
         ({"pool.low_water": "0.995"}, "low_below_high"),
+        ({"store.names": "a,local,a"}, "stores_differ"),
+        ({"store.names": "a,b"}, "default_store_exists"),
+        ({"store.default": "remote"}, "default_store_exists"),
     ],
 )
 def test_keys_that_contradict_each_other(flags: dict[str, str], name: str, tmp_path: Path) -> None:
@@ -328,6 +331,7 @@ def test_any_text_for_any_key_is_a_value_or_a_report(key: object, text: str) -> 
 
 def test_describe_shows_every_key_and_its_rows_load_again(tmp_path: Path) -> None:
     flags = {"pool.size": "1536MiB", "server.allowed_uids": "7,8", "server.oom_score_adj": "5"}
+    flags["store.names"] = "local,fast"
     loaded = load(tmp_path, flags=flags)
     rows = describe(loaded)
     assert [row.key for row in rows] == [key.path for key in all_keys()]

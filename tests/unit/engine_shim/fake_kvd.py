@@ -109,17 +109,22 @@ class FakeKvd:
     def take(self, slot: int, seconds: float) -> int:
         """Wait at the gate and take the slot; returns its epoch."""
         with self._lock:
+            self.await_free(slot, seconds)
+            return self._acquired.acquire(slot, self._words[slot])
+
+    def await_free(self, slot: int, seconds: float) -> None:
+        """Wait at the gate and leave the slot as it is."""
+        with self._lock:
             free = self._lock.wait_for(
                 lambda: (
                     slot in self.quarantined or self._acquired.may_acquire(slot, self._words[slot])
                 ),
                 seconds,
             )
-            if slot in self.quarantined:
-                raise SlotQuarantined(slot)
-            if not free:
-                raise KvdRefused("deadline_exceeded", what=f"slot {slot}")
-            return self._acquired.acquire(slot, self._words[slot])
+        if slot in self.quarantined:
+            raise SlotQuarantined(slot)
+        if not free:
+            raise KvdRefused("deadline_exceeded", what=f"slot {slot}")
 
     def lose_pool(self) -> None:
         """As after a restart of kvd: every block is void."""
@@ -218,6 +223,20 @@ class FakeDesk:
                 raise KvdRefused(code, slot=slot)
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
+
+    def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
+        """See `Desk`."""
+        end = time.monotonic() + (deadline_s or 10.0)
+        for slot in slots:
+            self._kvd.await_free(slot, end - time.monotonic())
+
+    def abandon(self, tenancy: Tenancy) -> None:
+        """See `Desk`."""
+        ref = _ref(tenancy)
+        kinds = self._kvd.holds(tenancy.slot)
+        if "compute" in kinds:
+            self._kvd.post(se.LoadEnded(ref, False))
+            self._kvd.post(se.Computed(ref, False))
 
     def check_loaded(self, tenancy: Tenancy) -> None:
         """See `Desk`."""

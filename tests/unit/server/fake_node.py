@@ -126,10 +126,11 @@ class FakeNode:
         slots: int = 4,
         layout: ev.Layout | None = LAYOUT,
         rank: int = 0,
+        scheduler: bool = True,
     ) -> MemberRef:
-        """A member that is scheduler and worker at once."""
+        """A member that is worker, and scheduler at once unless told otherwise."""
         who = member or ref()
-        event = ev.MemberJoined(1, who, 100, True, rank, 1, 0, True, slots, layout, b"probe")
+        event = ev.MemberJoined(1, who, 100, scheduler, rank, 1, 0, True, slots, layout, b"probe")
         self.handle(event)
         return who
 

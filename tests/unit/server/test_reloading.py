@@ -33,6 +33,8 @@ RELOADABLE = {
     "release.save_deadline",
     "server.grace_period",
     "server.log_level",
+    "store.default",
+    "store.names",
 }
 """Each is read by somebody at the moment it is needed, or told to who keeps it (`reconfigure`)."""
 
@@ -87,6 +89,8 @@ def test_they_take_effect(tmp_path: Path) -> None:
         release__read_attempts="3",
         server__grace_period="8s",
         server__log_level="error",
+        store__names="local,fast",
+        store__default="fast",
     )
     second, state = 1_000_000_000, node.state
     apply_reload(node, fresh)
@@ -101,6 +105,7 @@ def test_they_take_effect(tmp_path: Path) -> None:
     assert rig.logs.level == "error"
     assert node.config.server.grace_period == 8 * second
     assert node.config.peers == fresh.config.peers
+    assert node.config.store == fresh.config.store
     view = LiveView(node, node.meter)
     assert view.oldest_wait_limit() == 110 * second
     (line,) = rig.logged()
