@@ -34,7 +34,6 @@ from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import RingPlan
 from kvd.wire.layout import DeviceLayout
 
-
 UNHEARD: Final = "deadline_exceeded"
 """Code of a slot event that kvd did not acknowledge in time."""
 

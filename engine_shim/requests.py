@@ -74,7 +74,12 @@ class RequestPool:
         """client: of a member that is a scheduler."""
         self._client = client
         self._size = block_tokens
+        self.block_tokens = block_tokens
         self.shed_blocks = 0
+
+    def begin(self, request: str, hashes: Sequence[bytes]) -> PooledRequest:
+        """Begin a request without looking up what is there of its prefix."""
+        return PooledRequest(request, hashes, self._client.generation)
 
     def admit(self, request: str, hashes: Sequence[bytes], num_tokens: int) -> PooledRequest:
         """Begin a request with what is there of its prefix.

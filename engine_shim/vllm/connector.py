@@ -11,6 +11,7 @@ This class only translates: the scheduler side is `scheduler.SchedulerSide`, the
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.logger import init_logger
@@ -29,15 +31,36 @@ from engine_shim.device_memory import MemfdMemory
 from engine_shim.vllm import adapter
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import StepOrder, StepReport
-from engine_shim.vllm.scheduler import Scheduled, SchedulerSide
-from engine_shim.vllm.worker import Rank, WorkerSide
+from engine_shim.vllm.scheduler import SchedulerSide
+from engine_shim.vllm.shares import Scheduled
+from engine_shim.vllm.start_table import about
+from engine_shim.vllm.worker import WorkerSide
 
 DEVICE_CLOSE_NS: Final = 5_000_000_000
 
 log = init_logger("vllm.kvd")
 
 
-class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+@dataclass
+class KvdMetadata(KVConnectorMetadata):
+    """A step's order, as vLLM carries it to the workers."""
+
+    order: StepOrder
+
+
+@dataclass
+class KvdWorkerMetadata(KVConnectorWorkerMetadata):
+    """A rank's report, as vLLM carries it back."""
+
+    report: StepReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KvdWorkerMetadata:
+        """The reports of two ranks in one."""
+        assert isinstance(other, KvdWorkerMetadata)
+        return KvdWorkerMetadata(self.report.with_rank(other.report))
+
+
+class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     """Layerwise offload to the pool of the node's kvd."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -45,9 +68,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         Raises: OptionError, PlanError, UnsupportedEngine, KvdRefused; vLLM does not start then.
         """
-        super().__init__(
-            vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config
-        )
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         adapter.check_version()
         adapter.check_engine(vllm_config)
         self._config = vllm_config
@@ -105,19 +126,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._config, name, self._memory, like, placed[name][0]
             )
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """A step begins; in empty steps no layer follows."""
-        super().bind_connector_metadata(connector_metadata)
-        assert isinstance(connector_metadata, StepOrder)
-
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin the step's loads; vLLM calls it before the forward pass when there are any."""
-        worker, order = self._worker, self._connector_metadata
+        worker, metadata = self._worker, self._connector_metadata
         if worker is None or worker.is_open or forward_context.attn_metadata is None:
             return
-        assert isinstance(order, StepOrder)
+        assert isinstance(metadata, KvdMetadata)
         self._forward = forward_context
-        worker.begin(order)
+        worker.begin(metadata.order)
         if self._ahead:
             self._before_layer(0)
 
@@ -153,9 +169,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks of the requests that this step failed."""
         return self._worker.take_bad_blocks() if self._worker is not None else set()
 
-    def build_connector_worker_meta(self) -> StepReport | None:
-        """What became of the step."""
-        return self._worker.take_report() if self._worker is not None else None
+    def build_connector_worker_meta(self) -> KvdWorkerMetadata | None:
+        """What became of the step, None when there is nothing to say."""
+        report = self._worker.take_report() if self._worker is not None else None
+        return KvdWorkerMetadata(report) if report is not None else None
 
     # Scheduler side ---------------------------------------------------------------------------
 
@@ -166,9 +183,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         assert self.kvd_scheduler is not None
         return self.kvd_scheduler.matched_tokens(request, num_computed_tokens), False
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request has its device blocks."""
         assert self.kvd_scheduler is not None
         (ids,) = blocks.get_block_ids()
@@ -180,7 +195,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         order = self.kvd_scheduler.order(_scheduled(scheduler_output))
         # Loads and the gate come before the forward pass, in every step that has one.
         scheduler_output.has_sync_kv_loads = True
-        return order
+        return KvdMetadata(order)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -250,6 +265,8 @@ def _scheduler_side(vllm_config: Any, plan: EnginePlan) -> SchedulerSide:
         dp_rank=vllm_config.parallel_config.data_parallel_index,
         hash_probe=adapter.hash_probe(vllm_config),
         layout=plan.layout,
+        store=options.backend,
+        about=about(plan, f"{adapter.connector_name(vllm_config)} in vLLM {adapter.version()}"),
     )
     client = KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=options.deadline_s))
     return SchedulerSide(

@@ -226,10 +226,8 @@ class EnginePlanner:
         """
         resident = self._fit(self._ring("all"), device_bytes, None)
         mode, why = self._choose(resident)
-        if mode == "resident":
-            fit = resident
-        else:
-            fit = self._fit(self._ring(), device_bytes, pool_blocks)
+        rolls = mode == "rolling"
+        fit = self._fit(self._ring(), device_bytes, pool_blocks) if rolls else resident
         self._check_length(fit)
         return EnginePlan(
             replace(fit.ring, num_blocks=fit.blocks),
@@ -276,7 +274,10 @@ class EnginePlanner:
         if not ring.reuse:
             if options.independent == "all":
                 return "resident", 'layerwise_independent_layers is "all": no buffer is shared'
-            return "resident", f"{self.num_layers} layers have {len(ring.slots)} buffers: " + ring.why
+            return (
+                "resident",
+                f"{self.num_layers} layers have {len(ring.slots)} buffers: " + ring.why,
+            )
         if options.offload == "rolling":
             return "rolling", "offload is rolling"
         return "rolling", f"{sequences} need {wanted} blocks, {resident.blocks} fit without sharing"

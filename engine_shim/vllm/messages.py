@@ -1,13 +1,8 @@
-"""What the two sides of the connector tell each other with every step, through vLLM."""
+"""What the two sides of the connector tell each other with every step; vLLM carries it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
 
 from engine_shim.steps import StepRequest
 
@@ -21,8 +16,8 @@ class Failure:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass
-class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
+@dataclass(frozen=True, slots=True)
+class StepOrder:
     """Scheduler to workers: what a step loads and saves.
 
     requests: of the pipeline; their names are those of attempts, not the engine's.
@@ -37,8 +32,8 @@ class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
     doomed: dict[str, Failure] = field(default_factory=dict)
 
 
-@dataclass
-class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+@dataclass(slots=True)
+class StepReport:
     """Workers to scheduler: what became of a step.
 
     failed:  attempts of which rows are wrong or missing, and why.
@@ -48,9 +43,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     failed: dict[str, Failure] = field(default_factory=dict)
     unsaved: set[str] = field(default_factory=set)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        """What all ranks say together: a row that is missing on one is missing."""
-        assert isinstance(other, StepReport)
+    def with_rank(self, other: StepReport) -> StepReport:
+        """What two ranks say together: a row that is missing on one is missing."""
         failed = dict(self.failed)
         for attempt, failure in other.failed.items():
             mine = failed.get(attempt)

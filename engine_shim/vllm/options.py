@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 PREFIX: Final = "kv_connector_extra_config"
 
@@ -186,7 +186,9 @@ class _Given:
         if isinstance(value, str) and value.strip().lower() == "all":
             return "all"
         if not _is_list(value) or not all(type(layer) is int for layer in value):
-            raise self._wrong(key, 'a list of layer numbers (negatives count from the end) or "all"')
+            raise self._wrong(
+                key, 'a list of layer numbers (negatives count from the end) or "all"'
+            )
         return tuple(value)
 
     def offload(self) -> Offload:
@@ -215,5 +217,5 @@ def _is_count(value: object, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -19,13 +19,13 @@ def register() -> None:
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from engine_shim.vllm import adapter, patches
+    from engine_shim.vllm import adapter
 
     known = KVConnectorFactory._registry.get(NAME)
     if known is None:
         KVConnectorFactory.register_connector(NAME, "engine_shim.vllm.connector", NAME)
     try:
-        patches.install()
+        adapter.install()
     except adapter.UnsupportedEngine:
         return
     if os.environ.get(CPU_SPARSE) == "1":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from logging import Logger
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from engine_shim.steps import StepRequest
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import Failure, StepOrder, StepReport
 from engine_shim.vllm.options import ConnectorOptions
+from engine_shim.vllm.shares import Scheduled, resident_share, rolling_share
 from engine_shim.vllm.tracked import BlockKeys, Tracked
 
 PAUSE_S: Final = 0.005
@@ -34,22 +34,6 @@ FAILURES_MAX: Final = 3
 
 RETURN_S: Final = 10.0
 """Longest time that a failed step waits for kvd to come back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A request's share of a step, as the engine scheduled it.
-
-    new_blocks: device blocks, all of them when `replaces`, else what is added.
-    drafts:     of the tokens, guesses that may be taken back.
-    """
-
-    request_id: str
-    start: int
-    tokens: int
-    new_blocks: tuple[int, ...]
-    replaces: bool
-    drafts: int = 0
 
 
 class SchedulerSide:
@@ -185,7 +169,9 @@ class SchedulerSide:
             self._begin_again(tracked)
             tracked.blocks, tracked.hit = list(blocks), 0
         elif not self.is_rolling and known > len(pooled.blocks) * self._size:
-            self._drop(tracked)  # tokens between are in nobody's pool: nothing behind them is of use
+            self._drop(
+                tracked
+            )  # tokens between are in nobody's pool: nothing behind them is of use
         tracked.saved = len(pooled.blocks) * self._size
 
     def _begin_again(self, tracked: Tracked) -> None:
@@ -244,61 +230,22 @@ class SchedulerSide:
 
         Raises: KvdRefused: it cannot go on.
         """
-        end = share.start + share.tokens
         if self.is_rolling:
-            return self._rolling_share(tracked, share.start, end)
-        return self._resident_share(tracked, share.start, end - share.drafts)
-
-    def _rolling_share(self, tracked: Tracked, start: int, end: int) -> StepRequest:
-        if tracked.pooled is None:
-            # It was admitted without a look-up, or lost its blocks: everything is computed.
-            if start:
-                raise KvdRefused("pool_lost", what=f"the blocks of request {tracked.request_id}")
-            tracked.pooled = self._pool.admit(tracked.name, (), tracked.request.num_tokens)
-            tracked.pooled.hashes = tracked.keys
-            self._names[tracked.name] = tracked.request_id
-        pooled = tracked.pooled
-        self._pool.commit(pooled, start)
-        self._pool.extend(pooled, end)
-        count = -(-end // self._size)
-        return StepRequest(
-            tracked.name, tuple(tracked.blocks[:count]), tuple(pooled.blocks[:count]), start, end
-        )
-
-    def _resident_share(self, tracked: Tracked, start: int, end: int) -> StepRequest | None:
-        """end: where the tokens end that are certain to stay."""
-        pooled, size = tracked.pooled, self._size
-        resident, tracked.hit = start - tracked.hit, 0
-        tracked.resident = resident
-        full = end // size * size
-        if resident == start and (pooled is None or full <= tracked.saved):
-            return None
-        if pooled is not None and full > tracked.saved:
-            try:
-                if self._client.state is not LinkState.ATTACHED:
-                    raise KvdRefused("unreachable", path="its socket", detail="kvd is away")
-                self._pool.commit(pooled, start)
-                self._pool.extend(pooled, full, optional=True)
-            except KvdRefused as refusal:
-                if resident < start:
-                    raise  # what is to be loaded is lost
-                self._log.debug("request %s is not saved: %s", tracked.request_id, refusal)
-                self._drop(tracked)
-                pooled = None
-        blocks = tuple(pooled.blocks) if pooled is not None else ()
-        save_from = tracked.saved
-        tracked.saved = max(save_from, min(full, len(blocks) * size))
-        return StepRequest(
-            tracked.name,
-            tuple(tracked.blocks[: -(-end // size)]),
-            blocks,
-            start,
-            end,
-            optional=True,
-            resident=resident,
-            save_from=save_from if pooled is not None else full,
-            save_to=full,
-        )
+            if tracked.pooled is None:
+                # It was admitted without a look-up, or lost its blocks: everything is computed.
+                if share.start:
+                    what = f"the blocks of request {tracked.request_id}"
+                    raise KvdRefused("pool_lost", what=what)
+                tracked.pooled = self._pool.begin(tracked.name, tracked.keys)
+                self._names[tracked.name] = tracked.request_id
+            return rolling_share(self._pool, tracked, share.start, share.start + share.tokens)
+        before = tracked.pooled
+        is_away = self._client.state is not LinkState.ATTACHED
+        request = resident_share(self._pool, tracked, share, is_away=is_away)
+        if before is not None and tracked.pooled is None:
+            tracked.pooled = before
+            self._drop(tracked)
+        return request
 
     # What became of it ------------------------------------------------------------------------
 
@@ -320,7 +267,9 @@ class SchedulerSide:
         """Requests that end with an error now."""
         ends, self._ends = self._ends, {}
         for request_id, failure in ends.items():
-            self._log.error("kvd: request %s ends: %s: %s", request_id, failure.code, failure.detail)
+            self._log.error(
+                "kvd: request %s ends: %s: %s", request_id, failure.code, failure.detail
+            )
         return ends
 
     def restart_points(self, computed: Mapping[str, int]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from engine_shim.vllm.engine_plan import EnginePlan, block_bytes
 from kvd.plan.layout import BlockLayout
+from kvd.wire.protocol import ABOUT_CHARS_MAX
 
 MIB: Final = 1 << 20
 
@@ -34,6 +35,12 @@ def summary(plan: EnginePlan) -> str:
         f"shared{spares}), {plan.num_blocks} blocks instead of {plan.stock_blocks} "
         f"(bounded by {plan.limit})"
     )
+
+
+def about(plan: EnginePlan, connector: str) -> dict[str, str]:
+    """What kvd is to show of the engine."""
+    told = {"offload": summary(plan), "why": plan.why, "connector": connector}
+    return {key: text[:ABOUT_CHARS_MAX] for key, text in told.items()}
 
 
 def start_table(plan: EnginePlan, chunk_tokens: int) -> str:

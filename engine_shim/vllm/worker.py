@@ -86,6 +86,7 @@ class WorkerSide:
             shard=rank.shard,
             contributes=rank.contributes,
             layout=plan.layout,
+            store=options.backend,
             num_slots=len(plan.ring.slots),
             device=layout,
             memory_fd=memory.fd if memory.fd is not None else -1,
@@ -246,5 +247,3 @@ class WorkerSide:
         with suppress(KvdRefused):
             self.client.goodbye(CLOSE_S)
         self.client.close()
-
-

@@ -1,6 +1,10 @@
 """What vLLM has no hook for; installed once in a process, by the plugin.
 
-Part of `adapter`, in a file of its own: planning in the engine core, and who fails with a step.
+* Planning: `get_kv_cache_configs` is wrapped in the engine core, so that vLLM's own block count
+  grows by the memory that reuse frees, and never beyond the pool.
+* Failures: vLLM takes only blocks that were *loaded* for possibly bad, so that a first chunk whose
+  buffer could not be had would go out as an answer. `Scheduler.update_from_output` and
+  `Scheduler._handle_invalid_blocks` ask the connector first.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from functools import wraps
 from typing import Any, Final
 
 from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
-from engine_shim.vllm import adapter
 from engine_shim.vllm.engine_plan import EnginePlanner
+from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.options import buffer_warning
 from engine_shim.vllm.start_table import merge_line, start_table
+from engine_shim.vllm.v032 import config, memory, specs
 
 MARK: Final = "_kvd_original"
 
@@ -23,7 +28,6 @@ def install() -> None:
 
     Raises: UnsupportedEngine.
     """
-    adapter.check_version()
     import vllm.v1.engine.core as core
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -35,7 +39,7 @@ def install() -> None:
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(owner, name, None)
     if original is None:
-        raise adapter.UnsupportedEngine(f"this vLLM has no {name}; it is not supported")
+        raise UnsupportedEngine(f"this vLLM has no {name}; it is not supported")
     if hasattr(original, MARK):
         return
     wrapped = wraps(original)(make(original))
@@ -44,37 +48,39 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _planned(original: Any) -> Any:
-    def get_kv_cache_configs(vllm_config: Any, specs: Any, available: list[int]) -> Any:
-        if adapter.connector_entry(vllm_config) is None or not any(specs):
-            return original(vllm_config, specs, available)
-        options = adapter.options_of(vllm_config)
+    def get_kv_cache_configs(vllm_config: Any, declared: Any, available: list[int]) -> Any:
+        if config.connector_entry(vllm_config) is None or not any(declared):
+            return original(vllm_config, declared, available)
+        options = config.options_of(vllm_config)
         if not options.use_layerwise:
-            return original(vllm_config, specs, available)
-        return _plan(original, vllm_config, specs, available)
+            return original(vllm_config, declared, available)
+        return _plan(original, vllm_config, declared, available)
 
     return get_kv_cache_configs
 
 
-def _plan(original: Any, vllm_config: Any, specs: Any, available: list[int]) -> Any:
+def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) -> Any:
     from vllm.logger import init_logger
 
     log = init_logger("vllm.kvd")
-    options = adapter.options_of(vllm_config)
-    adapter.check_engine(vllm_config)
-    shape = adapter.shape_of(vllm_config, specs[0])
-    planner = EnginePlanner(options, shape, adapter.caches_of(vllm_config, specs[0]))
+    options = config.options_of(vllm_config)
+    config.check_engine(vllm_config)
+    shape = specs.shape_of(vllm_config, declared[0])
+    planner = EnginePlanner(options, shape, specs.caches_of(vllm_config, declared[0]))
     if options.ignored:
         log.warning("kvd: these options have no effect: %s", ", ".join(options.ignored))
     if warning := buffer_warning(options.num_shared):
         log.warning("kvd: %s", warning)
     plan = planner.plan(min(available), _pool_blocks(vllm_config, planner))
     if plan.mode == "rolling":
-        adapter.check_rolling(vllm_config)
+        config.check_rolling(vllm_config)
         # The device holds another layer's rows: vLLM's own hits would read those.
         vllm_config.cache_config.enable_prefix_caching = False
-    memory = plan.num_blocks * planner.resident_block_bytes
-    configs = original(vllm_config, specs, [memory] * len(specs))
-    final = [adapter.place(config, plan) for config in configs][0]
+    grown = plan.num_blocks * planner.resident_block_bytes
+    configs = original(vllm_config, declared, [grown] * len(declared))
+    final = plan
+    for one in configs:
+        final = memory.place(one, plan)
     if final.mode == "rolling":
         log.info("%s", merge_line(final))
     log.info("%s", start_table(final, vllm_config.scheduler_config.max_num_batched_tokens))
@@ -86,9 +92,12 @@ def _pool_blocks(vllm_config: Any, planner: EnginePlanner) -> int:
 
     Raises: KvdRefused when kvd cannot be reached, or refuses the layout.
     """
-    options = adapter.options_of(vllm_config)
+    options = config.options_of(vllm_config)
     identity = MemberIdentity(
-        engine=adapter.engine_name(vllm_config), member="planner", layout=planner.layout
+        engine=config.engine_name(vllm_config),
+        member="planner",
+        layout=planner.layout,
+        store=options.backend,
     )
     with KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=10.0)) as client:
         return client.num_blocks
@@ -99,7 +108,7 @@ def _told_first(original: Any) -> Any:
         side = scheduler_side(self.connector)
         if side is not None:
             output = model_runner_output.kv_connector_output
-            side.reported(adapter.report_in(output))
+            side.reported(memory.report_in(output))
             ended = [one for one in side.take_ends() if one in self.requests]
             # vLLM ends these requests with an error, whatever their state.
             self.grammar_compile_error_reqs.update(ended)
