@@ -96,6 +96,8 @@ def _run_pytest(python: str, name: str, options: Sequence[str]) -> int:
     # The checkout wins over what is installed, wherever a test's child process stands.
     paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # Not every environment has what the daemon needs: this one does.
+    environment["KVD_TEST_PYTHON"] = sys.executable
     return subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
 
 

@@ -45,19 +45,24 @@ class OwnDaemon:
     """A kvd in a temporary runtime directory; it ends when the thread that started it is gone."""
 
     def __init__(
-        self, *settings: str, args: Sequence[str] = (), source: Path | None = None
+        self,
+        *settings: str,
+        args: Sequence[str] = (),
+        source: Path | None = None,
+        python: str = sys.executable,
     ) -> None:
         """Nothing is started before `start`.
 
         Args:
             settings: KEY=VALUE of the configuration; nothing outlives it unless they say so.
             source: directory with another version of the package `kvd` to run.
+            python: interpreter whose environment has what the daemon needs.
         """
         self.source = source
         self._directory = tempfile.TemporaryDirectory(prefix="kvd-")
         self.runtime_dir = Path(self._directory.name) / "run"
         self.log_path = Path(self._directory.name) / "log"
-        self._command = [sys.executable, "-m", "kvd", "--runtime-dir", str(self.runtime_dir)]
+        self._command = [python, "-m", "kvd", "--runtime-dir", str(self.runtime_dir)]
         for setting in ("pool.owner=none", *settings):
             self._command += ["--set", setting]
         self._command += ["--log-format", "json", *args]
