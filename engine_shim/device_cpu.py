@@ -6,8 +6,9 @@ that code that reads too early is found here and not on an accelerator.
 Bounds: a stream holds at most `queue_max` operations. A submission at the bound waits for room, at
 most `submit_timeout_ns`, then raises DeviceError(queue_full) and has submitted nothing.
 
-Locks: one condition for the whole device guards queues, events and counts. It is never held while
-a copy or a host function runs, nor while another lock is taken.
+Locks: one lock for the whole device guards queues, events and counts. It is never held while a copy
+or a host function runs, nor while another lock is taken. A stream's thread that has nothing to do
+sleeps on a condition of its own, so that work for one stream wakes no other.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class CpuStream:
         self._in_hand: list[_Op] = []
         self._failures = PendingFailures()
         self._closing = self._cancelling = False
+        self._work_came = threading.Condition(self._shared.lock)
         self._stuck: list[_Op] = []
         self._worker = self._start_worker()
 
@@ -158,6 +160,7 @@ class CpuStream:
         with self._shared.changed:
             self._closing = True
             self._cancelling = self._cancelling or not drain
+            self._work_came.notify_all()
             self._shared.changed.notify_all()
             idle = self._shared.wait_until(self._idle, timeout_ns)
             self._cancelling = True
@@ -201,7 +204,7 @@ class CpuStream:
             accepted()
             self._queue.append(op)
             shared.count("submitted")
-            shared.changed.notify_all()
+            self._work_came.notify_all()
 
     def _start_worker(self, after: threading.Thread | None = None) -> threading.Thread:
         label = f"{self._device.name}{self._device.index}-{self.name}"
@@ -232,7 +235,7 @@ class CpuStream:
     def _next(self) -> _Op | None:
         with self._shared.changed:
             while not (self._queue or self._closing):
-                self._shared.changed.wait()
+                self._work_came.wait()
             if not self._queue:
                 return None
             op = self._queue.popleft()
