@@ -13,6 +13,7 @@ sleeps on a condition of its own, so that work for one stream wakes no other.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -39,6 +40,9 @@ from kvd_kernels.host import Mapping, copy_spans, copy_sums
 
 QUEUE_MAX: Final = 1024
 SUBMIT_TIMEOUT_NS: Final = 10_000_000_000
+COPY_THREADS_MAX: Final = 2
+"""Threads of a copy where there are cores: a third adds little, as memory is busy then."""
+
 CANCEL_GRACE_NS: Final = 500_000_000
 """Time for a stream's thread to end after a cancel, on top of the timeout of `close`."""
 
@@ -82,14 +86,15 @@ class CpuStream:
         to, source = mapping_of("dst", dst), mapping_of("src", src)
         triples = spans.buffer.tobytes()
         summed = spans if isinstance(spans, SummedSpans) else None
+        team = self._device.copy_threads
         label = f"copy of {spans.num_bytes} bytes on stream {self.name}"
 
         def run() -> DeviceError | None:
             try:
                 if summed is None:
-                    copy_spans(to, source, triples)
+                    copy_spans(to, source, triples, threads=team)
                 else:
-                    copy_sums(to, source, triples, summed.counts, summed.sums)
+                    copy_sums(to, source, triples, summed.counts, summed.sums, threads=team)
             except (IndexError, ValueError) as error:
                 return DeviceError(DeviceCode.COPY_FAILED, f"{label}: {error}")
             return None
@@ -296,18 +301,28 @@ class CpuDevice:
         *,
         queue_max: int = QUEUE_MAX,
         submit_timeout_ns: int = SUBMIT_TIMEOUT_NS,
+        copy_threads: int | None = None,
     ) -> None:
         """Make a device without streams; the calling thread is bound to it.
 
         Args:   index: which device this stands for.
                 queue_max: operations that a stream holds, beside the one that runs.
                 submit_timeout_ns: how long a submission waits for room in a full queue.
+                copy_threads: that share a large copy; None for one for each core, at most 2.
         Raises: ValueError naming the argument.
         """
-        for argument, value, least in (("index", index, 0), ("queue_max", queue_max, 1)):
+        team = copy_threads
+        if team is None:
+            team = min(COPY_THREADS_MAX, len(os.sched_getaffinity(0)))
+        for argument, value, least in (
+            ("index", index, 0),
+            ("queue_max", queue_max, 1),
+            ("copy_threads", team, 1),
+        ):
             if value < least:
                 raise ValueError(f"{argument} is {value}; give {least} or more")
         check_timeout(submit_timeout_ns)
+        self.copy_threads: Final = team
         self.name: Final = "cpu"
         self.index: Final = index
         self.queue_max: Final = queue_max

@@ -62,6 +62,7 @@ def open_device_files() -> list[str]:
     [
         ({"index": -1}, "index is -1"),
         ({"queue_max": 0}, "queue_max is 0"),
+        ({"copy_threads": 0}, "copy_threads is 0"),
         ({"submit_timeout_ns": -1}, "timeout_ns is -1"),
     ],
 )
