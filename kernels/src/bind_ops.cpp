@@ -50,8 +50,8 @@ constexpr const char* kSumsDoc =
 N spans in G groups; spans: [N, 3] as for copy_spans; counts: [G] native u32, how many spans in turn
 each group has, their sum is N. sums: [G] native u32, writable: sums[g] becomes the CRC-32C of the
 source bytes of group g in the order of its spans, continued from what it was (0 to begin with, so
-one group may go on in another call). With several threads a group is not divided. A span whose dst_offset is 2**64 - 1 (NOT_COPIED) is only
-read: it counts in the checksum and no byte of it moves.
+one group may go on in another call). Several threads do not divide a group. A span whose dst_offset
+is 2**64 - 1 (NOT_COPIED) is only read: it counts in the checksum and no byte of it moves.
 
 What is summed are the bytes that were copied, read again while the cache holds them. Everything
 else is as in copy_spans, checks included; sums is written at the end, never on an error. Defined by

@@ -2,7 +2,7 @@
 
 One *party* runs at any moment. When it waits, the baton goes to the first party that can go on; if
 there is none, the device's clock is stepped until there is one. So a run is deterministic, threads
-cost no time, and only copies and `Baton.sleep` do.
+cost no time, and only copies and `Baton.spend` do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Baton:
     def now(self) -> int:
         return self._device.now_ns()
 
-    def sleep(self, ns: int) -> None:
+    def spend(self, ns: int) -> None:
         """Let so much time pass for this party."""
         self._wait(lambda: False, ns)
 
