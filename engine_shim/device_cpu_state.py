@@ -22,7 +22,8 @@ class SharedState:
     def __init__(self, device: str) -> None:
         """Count from 0; `device` names it in errors."""
         self.device = device
-        self.changed = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self._counts = dict.fromkeys(
             ("submitted", "completed", "failed", "cancelled", "host_waits"), 0
         )

@@ -10,6 +10,7 @@
 
 #include "convert.hpp"
 #include "copy.hpp"
+#include "copy_team.hpp"
 #include "crc32c.hpp"
 
 namespace kvd {
@@ -33,12 +34,14 @@ Args:
     src: mapping read from; may be dst, or map the same file.
     spans: see above.
     kernel: "auto", or one of copy_kernels().
+    threads: 1 to 16 that share the spans out in pieces of 512 KiB, in no order then; the calling
+        one and helpers that live as long as the call.
 
 Raises:
     IndexError: names the first span that does not fit a mapping.
     ValueError: dst is read-only, a mapping is closed, the kernel does not run on this CPU, the list
-        is not a whole number of triples, or both mappings show one file and a destination overlaps
-        a source.
+        is not a whole number of triples, threads is out of range, or both mappings show one file
+        and a destination overlaps a source.
     TypeError: spans is not a buffer of u64 or bytes.)";
 
 constexpr const char* kSumsDoc =
@@ -47,8 +50,8 @@ constexpr const char* kSumsDoc =
 N spans in G groups; spans: [N, 3] as for copy_spans; counts: [G] native u32, how many spans in turn
 each group has, their sum is N. sums: [G] native u32, writable: sums[g] becomes the CRC-32C of the
 source bytes of group g in the order of its spans, continued from what it was (0 to begin with, so
-one group may go on in another call). A span whose dst_offset is 2**64 - 1 (NOT_COPIED) is only
-read: it counts in the checksum and no byte of it moves.
+one group may go on in another call). Several threads do not divide a group. A span whose dst_offset
+is 2**64 - 1 (NOT_COPIED) is only read: it counts in the checksum and no byte of it moves.
 
 What is summed are the bytes that were copied, read again while the cache holds them. Everything
 else is as in copy_spans, checks included; sums is written at the end, never on an error. Defined by
@@ -109,8 +112,13 @@ std::vector<Item> private_copy(const Bytes& items) {
 constexpr const char* kTriples = "triples (dst_offset, src_offset, nbytes)";
 constexpr const char* kPairs = "pairs (offset, nbytes)";
 
+size_t team_size(nb::handle threads) {
+  return static_cast<size_t>(integer_within(threads, "threads", 1, kTeamMax));
+}
+
 uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
-                    const std::string& kernel) {
+                    const std::string& kernel, nb::handle threads) {
+  const size_t team = team_size(threads);
   const CopyFn copy = find_copy_kernel(kernel).copy;
   const Lease dst_lease(dst.region);
   const Lease src_lease(src.region);
@@ -120,7 +128,7 @@ uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
   const nb::gil_scoped_release unlocked;
   const auto checked = private_copy<Span>(bytes);
   const uint64_t total = check_spans(*dst.region, *src.region, checked);
-  copy(dst.region->data(), src.region->data(), checked);
+  copy_in_team(copy, dst.region->data(), src.region->data(), checked, team);
   return total;
 }
 
@@ -164,7 +172,8 @@ class Groups {
 };
 
 uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb::handle counts,
-                   nb::handle sums, const std::string& kernel) {
+                   nb::handle sums, const std::string& kernel, nb::handle threads) {
+  const size_t team = team_size(threads);
   const CopySumFn copy = find_copy_kernel(kernel).copy_sum;
   const Lease dst_lease(dst.region);
   const Lease src_lease(src.region);
@@ -178,8 +187,8 @@ uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb:
     const auto checked = private_copy<Span>(bytes);
     groups.require_total(checked.size());
     total = check_sum_spans(*dst.region, *src.region, checked);
-    copy(dst.region->data(), src.region->data(), checked, groups.own_counts,
-         groups.own_sums.data());
+    copy_sums_in_team(copy, dst.region->data(), src.region->data(), checked, groups.own_counts,
+                      groups.own_sums.data(), team);
   }
   groups.store();
   return total;
@@ -227,14 +236,15 @@ uint32_t crc32c_table_of(nb::handle data) {
 
 void bind_ops(nb::module_& module) {
   module.def("copy_spans", copy_spans, nb::arg("dst"), nb::arg("src"), nb::arg("spans"),
-             nb::kw_only(), nb::arg("kernel") = "auto",
+             nb::kw_only(), nb::arg("kernel") = "auto", nb::arg("threads") = 1,
              nb::sig("def copy_spans(dst: Mapping, src: Mapping, spans: Buffer, *, "
-                     "kernel: str = \"auto\") -> int"),
+                     "kernel: str = \"auto\", threads: int = 1) -> int"),
              kCopyDoc);
   module.def("copy_sums", copy_sums, nb::arg("dst"), nb::arg("src"), nb::arg("spans"),
              nb::arg("counts"), nb::arg("sums"), nb::kw_only(), nb::arg("kernel") = "auto",
+             nb::arg("threads") = 1,
              nb::sig("def copy_sums(dst: Mapping, src: Mapping, spans: Buffer, counts: Buffer, "
-                     "sums: Buffer, *, kernel: str = \"auto\") -> int"),
+                     "sums: Buffer, *, kernel: str = \"auto\", threads: int = 1) -> int"),
              kSumsDoc);
   module.def("checksum_spans", checksum_spans, nb::arg("src"), nb::arg("spans"), nb::arg("counts"),
              nb::arg("sums"),

@@ -62,6 +62,7 @@ def open_device_files() -> list[str]:
     [
         ({"index": -1}, "index is -1"),
         ({"queue_max": 0}, "queue_max is 0"),
+        ({"copy_threads": 0}, "copy_threads is 0"),
         ({"submit_timeout_ns": -1}, "timeout_ns is -1"),
     ],
 )
@@ -319,3 +320,22 @@ def test_threads_end_with_their_streams(device: CpuDevice) -> None:
         device.stream("load").close(10 * SECOND)
     names = [thread.name for thread in threading.enumerate()]
     assert "cpu0-load" not in names
+
+
+@pytest.mark.parametrize(("nbytes", "threads"), [(device_cpu.TEAM_BYTES_MIN, 2), (4096, 1)])
+def test_only_a_large_copy_has_several_threads(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, threads: int
+) -> None:
+    teams: list[int] = []
+    monkeypatch.setattr(device_cpu, "copy_spans", lambda *_, threads: teams.append(threads))
+    device = CpuDevice(copy_threads=2)
+    src, dst = device.alloc(nbytes, "src"), device.alloc(nbytes, "dst")
+    spans = CopySpans()
+    spans.add(0, 0, nbytes)
+    stream = device.stream("load")
+    stream.copy(dst, src, spans)
+    stream.synchronize(10_000_000_000)
+    assert teams == [threads]
+    device.close(10_000_000_000)
+    src.close()
+    dst.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvd.plan.runs import BlockRows, CopySpans, add_rows
+from kvd.plan.runs import BlockRows, CopySpans, SummedSpans, add_rows
 
 
 def moved(spans: CopySpans) -> dict[int, int]:
@@ -76,3 +76,13 @@ def test_lists_of_spans_can_be_joined() -> None:
     spans.extend(more)
     assert list(spans.buffer) == [0, 10, 10, 20, 40, 1]
     assert spans.num_bytes == 11
+
+
+def test_whole_blocks_count_in_their_group() -> None:
+    spans = SummedSpans()
+    spans.begin_group()
+    rows = BlockRows(0, 20, 4, 2, [3, 1, 2])
+    add_rows(spans, 0, 11, rows, BlockRows(100, 8, 4, 2, [5, 6, 7]))
+    assert list(spans.buffer) == [60, 140, 8, 20, 148, 8, 40, 156, 6]
+    assert list(spans.counts) == [3]
+    assert spans.num_bytes == 22

@@ -1,0 +1,71 @@
+"""Counts the bytes that copy kernels move and that sockets carry in this process."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any, Self
+from unittest.mock import patch
+
+import zmq
+
+from engine_shim import device_cpu
+from kvd_kernels.host import Mapping, copy_spans, copy_sums
+
+
+class CopyMeter:
+    """While it is entered: bytes of every copy of the CPU device and every ZeroMQ message.
+
+    kernel_bytes: moved by copy kernels.
+    socket_bytes: of frames sent and received.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was counted."""
+        self.kernel_bytes = 0
+        self.socket_bytes = 0
+        self._lock = threading.Lock()
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Begin to count."""
+        for owner, name, counted in (
+            (device_cpu, "copy_spans", self._spans),
+            (device_cpu, "copy_sums", self._sums),
+            (zmq.Socket, "send", self._sending(zmq.Socket.send)),
+            (zmq.Socket, "recv", self._receiving(zmq.Socket.recv)),
+        ):
+            self._undo.enter_context(patch.object(owner, name, counted))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Count no more."""
+        self._undo.close()
+
+    def _spans(self, dst: Mapping, src: Mapping, *rest: Any, **named: Any) -> int:
+        return self._moved(copy_spans(dst, src, *rest, **named))
+
+    def _sums(self, dst: Mapping, src: Mapping, *rest: Any, **named: Any) -> int:
+        return self._moved(copy_sums(dst, src, *rest, **named))
+
+    def _moved(self, nbytes: int) -> int:
+        with self._lock:
+            self.kernel_bytes += nbytes
+        return nbytes
+
+    def _sending(self, send: Any) -> Any:
+        def counted(socket: object, data: Any, *rest: Any, **named: Any) -> Any:
+            with self._lock:
+                self.socket_bytes += memoryview(data).nbytes
+            return send(socket, data, *rest, **named)
+
+        return counted
+
+    def _receiving(self, recv: Any) -> Any:
+        def counted(socket: object, *rest: Any, **named: Any) -> Any:
+            data = recv(socket, *rest, **named)
+            with self._lock:
+                self.socket_bytes += len(data)
+            return data
+
+        return counted
