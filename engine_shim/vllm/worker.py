@@ -72,7 +72,7 @@ class WorkerSide:
             moved: rebinds the engine's tensors.
         Raises: KvdRefused; nothing is left then.
         """
-        self._plan = plan
+        self.plan = plan
         self._options = options
         self._log = logger
         self._moved = moved

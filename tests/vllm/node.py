@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, Self
@@ -55,6 +56,13 @@ class Node(OwnDaemon):
         status, document = self.get("/v1/status")
         assert status == 200, document
         return dict(document["pool"]["blocks"])
+
+    def counter(self, name: str) -> int:
+        """A counter of /metrics, by its name without prefix and suffix."""
+        _, text = self.get("/metrics")
+        found = re.search(rf"^kvd_{name}_total (\S+)$", str(text), re.MULTILINE)
+        assert found is not None, f"no counter {name}"
+        return int(float(found[1]))
 
     def engines(self) -> Sequence[dict[str, Any]]:
         """Attached engines."""
