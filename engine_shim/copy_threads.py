@@ -22,6 +22,7 @@ from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_plan import CopyPlan
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.layer_rows import SAVER, LayerRows, SlotContents
+from engine_shim.load_failures import OF_ONE_REQUEST, Missing, fail_owners
 from engine_shim.slot_client import SlotClient, pool_of
 from engine_shim.steps import (
     LayerState,
@@ -29,7 +30,6 @@ from engine_shim.steps import (
     StepFailed,
     StepRequest,
     as_step_failure,
-    checksum_failure,
 )
 from kvd.plan.ring import RingPlan
 from kvd.plan.sums import BadSpan
@@ -80,31 +80,8 @@ class BusyTime:
         self._last_end = now
 
 
-Missing = list[tuple[StepRequest, int]]
-"""Requests of which a slot lacks rows, and how many tokens it has."""
-
-OF_ONE_REQUEST: Final = frozenset(
-    {
-        "block_poisoned",
-        "block_not_ready",
-        "block_unknown",
-        "request_ended",
-        "span_busy",
-        "span_unwritten",
-    }
-)
-"""Refusals of a load that say something of its blocks, not of the slot or of kvd."""
-
-
-def fail_owners(step: Step, layer: int, bad: Sequence[BadSpan]) -> None:
-    """Damaged blocks were loaded: their requests fail, or the step when nothing else is left."""
-    damaged = {one.block for one in bad}
-    hit = [r for r in step.live if damaged.intersection(r.pool_blocks)]
-    for request in hit:
-        own = [one for one in bad if one.block in request.pool_blocks]
-        step.fail_request(request.request, checksum_failure(layer, own))
-    if len(hit) == 0 or not step.live:
-        step.fail(checksum_failure(layer, bad))
+AWAY_S: Final = 0.25
+"""How often a step that could do without kvd looks whether it is still there."""
 
 
 class Loader:
@@ -151,6 +128,9 @@ class Loader:
                 break
             try:
                 slot = ring.slot_of[layer]
+                if step.is_free and not self._is_there(step, slot):
+                    step.go_without()
+                    break
                 self._load(step, layer, slot, ring.slots[slot].bound)
             except SlotQuarantined as error:
                 step.fail(StepFailed("slot_quarantined", str(error), error.slot))
@@ -186,6 +166,19 @@ class Loader:
             raise
         self.num_bytes += plan.num_bytes
         state.acquired.set()
+
+    def _is_there(self, step: Step, slot: int) -> bool:
+        """Wait for the slot as long as kvd is there; whether it is."""
+        slots = self._client.slots
+        while self._client.is_attached and step.seconds_left() > 0:
+            try:
+                slots.await_free(slot, min(AWAY_S, step.seconds_left()))
+            except SlotQuarantined:
+                return True  # the acquire will say it
+            except KvdRefused:
+                continue
+            return True
+        return self._client.is_attached
 
     def _missing(self, step: Step, layer: int, slot: int, is_bound: bool) -> Missing:
         """Requests whose rows the slot lacks, and how many of them it has."""
@@ -354,6 +347,9 @@ class Saver:
 
     def _lose(self, task: SaveTask, failure: StepFailed) -> None:
         """Rows that were announced are not in the pool: their requests cannot load them again."""
+        if all(request.optional for request in task.requests):
+            task.step.is_shed = True
+            return
         task.step.fail(failure)
         with self._lock:
             self._lost.update({request.request: failure for request in task.requests})

@@ -28,6 +28,12 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
+    def await_free(self, slot: int, deadline_s: float | None = None) -> None:
+        """Wait until the gate word lets the slot be acquired; it is not.
+
+        Raises: SlotQuarantined, KvdRefused.
+        """
+
     def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
         """Wait until nobody touches these slots; they are not taken.
 
@@ -87,6 +93,10 @@ class SlotClient(Protocol):
     @property
     def pool(self) -> Mapping | None:
         """The pool's data."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether kvd is there now."""
 
     @property
     def checksums(self) -> str:

@@ -144,12 +144,15 @@ class Step:
     ) -> None:
         """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks.
 
-        `is_shed`: from here on rows of optional requests are not saved; compute thread only.
+        `is_shed`: from here on rows of optional requests are not saved.
+        `is_free`: nothing is loaded and all is optional: it goes on without kvd if need be, and
+            takes no slot any more.
         `is_idle`: nothing of it is loaded, saved or offered: it takes no slot, and only looks that
             nobody touches one any more. Not even that once `is_clear`.
         """
         self.requests = requests
         self.is_idle = False
+        self.is_free = False
         self.is_clear = False
         self.boot_id = boot_id
         self.is_shed = False
@@ -205,6 +208,14 @@ class Step:
         with self._lock:
             self._reached = max(self._reached, layer)
             self._lock.notify_all()
+
+    def go_without(self) -> None:
+        """No slot is taken from here on, and nothing saved; the loader says it, and leaves."""
+        self.is_shed = True
+        for layer in self.layers:
+            if layer.tenancy is None:
+                layer.loaded.set()
+            layer.acquired.set()
 
     def end_layers(self) -> None:
         """Compute has ended: layers that it did not reach are not wanted any more."""

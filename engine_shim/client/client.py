@@ -207,6 +207,11 @@ class KvdClient(Operations):
         return self._core.state
 
     @property
+    def is_attached(self) -> bool:
+        """Whether kvd is there now, as far as this process knows."""
+        return self._core.state is LinkState.ATTACHED
+
+    @property
     def generation(self) -> int:
         """Grows with each new life of kvd: blocks and regions of an older one are void."""
         return self._core.generation

@@ -20,7 +20,8 @@ from typing import Final
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
 from engine_shim.client.events import Ticket
 from engine_shim.client.gate_view import GateView
-from engine_shim.client.options import end_after, left_ns, left_s
+from engine_shim.client.gate_waits import GateWaits
+from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
 from engine_shim.client.slots import Tenancy
 from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
@@ -45,12 +46,12 @@ RETRY_MAX_S: Final = 0.05
 AGAIN: Final = frozenset({"span_busy", "span_unwritten"})
 
 
-class SlotDesk:
+class SlotDesk(GateWaits):
     """The slots of one worker member."""
 
     def __init__(self, core: Core, member: str) -> None:
         """member: for errors."""
-        self._core = core
+        super().__init__(core)
         self._member = member
 
     @property
@@ -103,40 +104,6 @@ class SlotDesk:
             self._await_loads(tenancy, layer, loads, sizes, ticket, end)
             undo.pop_all()
         return tenancy
-
-    def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
-        """Wait until nobody touches these slots, and take none; kvd need not know, or be there.
-
-        For rows that are neither loaded, saved nor offered: their owner may write them then.
-
-        Raises: SlotQuarantined; KvdRefused(deadline_exceeded).
-        """
-        end = self._end(deadline_s)
-        for slot in slots:
-            self._await_untouched(slot, end)
-
-    def _await_untouched(self, slot: int, end: int) -> None:
-        core = self._core
-        while True:
-            with core.lock:
-                session = core.session
-                gate = session.gate if session is not None else None
-                word = gate.word(slot) if gate is not None else make_word(0, STATE_FREE)
-                if core.books.is_untouched(slot, word):
-                    return
-                left = left_s(end)
-                if left == 0:
-                    raise KvdRefused("deadline_exceeded", what=f"the last use of slot {slot}")
-                if core.books.is_in_use(slot):
-                    core.room.wait(left)
-                    continue
-            gate = core.await_gate(None, end)
-            outcome, _ = gate.wait_free(slot, core.books.last(slot), left_ns(end), 0)
-            if outcome == "quarantined":
-                raise SlotQuarantined(slot)
-
-    def _end(self, deadline_s: float | None) -> int:
-        return end_after(self._core.options.deadline_s if deadline_s is None else deadline_s)
 
     def _take(
         self,

@@ -20,9 +20,7 @@ def faulty_device(patch: pytest.MonkeyPatch, rules: Sequence[Rule]) -> None:
     patch.setattr("engine_shim.vllm.connector.CpuDevice", lambda: FaultyDevice(CpuDevice(), rules))
 
 
-def watch_steps(
-    patch: pytest.MonkeyPatch, seen: Callable[[WorkerSide, StepOrder], None]
-) -> None:
+def watch_steps(patch: pytest.MonkeyPatch, seen: Callable[[WorkerSide, StepOrder], None]) -> None:
     """Call `seen` at the begin of every step, before its loads."""
     begin = WorkerSide.begin
 

@@ -1,0 +1,35 @@
+"""Whose failure a load is: of its own request where that leaves others to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engine_shim.steps import Step, StepRequest, checksum_failure
+from kvd.plan.sums import BadSpan
+
+Missing = list[tuple[StepRequest, int]]
+"""Requests of which a slot lacks rows, and how many tokens it has."""
+
+OF_ONE_REQUEST: Final = frozenset(
+    {
+        "block_poisoned",
+        "block_not_ready",
+        "block_unknown",
+        "request_ended",
+        "span_busy",
+        "span_unwritten",
+    }
+)
+"""Refusals of a load that say something of its blocks, not of the slot or of kvd."""
+
+
+def fail_owners(step: Step, layer: int, bad: Sequence[BadSpan]) -> None:
+    """Damaged blocks were loaded: their requests fail, or the step when nothing else is left."""
+    damaged = {one.block for one in bad}
+    hit = [r for r in step.live if damaged.intersection(r.pool_blocks)]
+    for request in hit:
+        own = [one for one in bad if one.block in request.pool_blocks]
+        step.fail_request(request.request, checksum_failure(layer, own))
+    if len(hit) == 0 or not step.live:
+        step.fail(checksum_failure(layer, bad))
