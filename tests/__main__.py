@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
@@ -33,9 +34,14 @@ ORDER: Final = (
     "sim",
     "e2e",
     "systemd",
+    "vllm",
     "mutants",
 )
 """Known tiers, what fails soonest first; one that is not named here runs after these."""
+
+ENVIRONMENTS: Final[Mapping[str, str]] = MappingProxyType({"vllm": "vllm"})
+"""Tiers that need packages which no other has, and the action of .ci/environment.py that makes them
+an environment; all others run with the interpreter that runs this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +69,34 @@ def run_tier(name: str, options: Sequence[str]) -> Outcome:
     """Run one tier; its output goes where ours goes."""
     print(f"== tests/{name}", flush=True)
     began = time.monotonic()
-    command = (sys.executable, "-m", "pytest", f"tests/{name}", "-q", *options)
-    # The checkout wins over what is installed, wherever a test's child process stands.
-    paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    status = subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
+    status, python = interpreter_of(name)
+    if status == 0:
+        status = _run_pytest(python, name, options)
     outcome = Outcome(name, status, time.monotonic() - began)
     print(f"== {outcome.text}", flush=True)
     return outcome
+
+
+def interpreter_of(name: str) -> tuple[int, str]:
+    """Return the interpreter of a tier, its environment made if need be.
+
+    Returns: 0 and the interpreter's path, or the status of what should have made it, and ``""``.
+    """
+    if name not in ENVIRONMENTS:
+        return 0, sys.executable
+    script = HERE.parent / ".ci" / "environment.py"
+    command = (sys.executable, str(script), ENVIRONMENTS[name])
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    made = Path(done.stdout.strip(), "bin", "python")
+    return done.returncode, str(made) if done.returncode == 0 else ""
+
+
+def _run_pytest(python: str, name: str, options: Sequence[str]) -> int:
+    command = (python, "-m", "pytest", f"tests/{name}", "-q", *options)
+    # The checkout wins over what is installed, wherever a test's child process stands.
+    paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
 
 
 def main(arguments: Sequence[str]) -> int:

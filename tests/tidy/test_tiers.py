@@ -30,6 +30,37 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def add_vllm(checkout: Path, made: str) -> None:
+    """Add the tier `vllm`, and an environment script that does what `made` says."""
+    (checkout / "tests" / "vllm").mkdir()
+    test = "import sys\n\n\ndef test_it():\n    print(sys.executable)\n"
+    (checkout / "tests" / "vllm" / "test_vllm.py").write_text(test, encoding="utf-8")
+    (checkout / ".ci").mkdir()
+    script = f"import sys\nassert sys.argv[1:] == ['vllm']\n{made}\n"
+    (checkout / ".ci" / "environment.py").write_text(script, encoding="utf-8")
+
+
+def test_tier_whose_environment_cannot_be_made_fails_and_the_others_run(checkout: Path) -> None:
+    add_vllm(checkout, "sys.exit('environment: no space left')")
+    done = run(checkout, "vllm", "unit")
+    assert done.returncode == 1
+    assert "environment: no space left" in done.stderr
+    lines = done.stdout.splitlines()
+    summary = [line.split()[:2] for line in lines[lines.index("== seconds by tier") + 1 :]]
+    assert summary[:2] == [["vllm", "FAILED"], ["unit", "ok"]]
+
+
+def test_tier_runs_with_the_interpreter_of_its_environment(checkout: Path) -> None:
+    (checkout / "made" / "bin").mkdir(parents=True)
+    python = checkout / "made" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho from made\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    add_vllm(checkout, f"print({str(checkout / 'made')!r})")
+    done = run(checkout, "vllm", "unit")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("from made") == 1
+
+
 def test_unknown_tier_is_refused_with_those_there_are(checkout: Path) -> None:
     done = run(checkout, "unit", "nonsense")
     assert done.returncode == 2
