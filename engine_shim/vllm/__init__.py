@@ -1,0 +1,1 @@
+"""kvd inside vLLM: the one part of the shim that imports vLLM, and torch with it."""
