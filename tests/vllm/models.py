@@ -95,10 +95,10 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         "llama": Recipe("Llama", _DENSE, 0.12, _NOTHING),
         "qwen3": Recipe("Qwen3", _DENSE, 0.12, _NOTHING),
-        "deepseek_v2": Recipe("DeepseekV2", _LATENT, 0.16, _NOTHING),
-        "deepseek_v3": Recipe("DeepseekV3", _LATENT, 0.14, _SIGMOID),
-        "deepseek_v32": Recipe("DeepseekV32", {**_LATENT, **_SPARSE}, 0.14, _SIGMOID),
-        "glm_moe_dsa": Recipe("GlmMoeDsa", {**_LATENT, **_SPARSE}, 0.14, _SIGMOID),
+        "deepseek_v2": Recipe("DeepseekV2", _LATENT, 0.14, _NOTHING),
+        "deepseek_v3": Recipe("DeepseekV3", _LATENT, 0.12, _SIGMOID),
+        "deepseek_v32": Recipe("DeepseekV32", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
+        "glm_moe_dsa": Recipe("GlmMoeDsa", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
     }
 )
 """The models by name: two with dense attention, two with MLA, two with sparse attention (DSA)."""

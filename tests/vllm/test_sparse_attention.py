@@ -71,11 +71,17 @@ def sparse(request: pytest.FixtureRequest) -> tuple[str, list[Answer]]:
     return request.param, generate(request.param, PROMPTS)
 
 
-def test_chunks_do_not_matter(sparse: tuple[str, list[Answer]]) -> None:
+def test_chunks_and_hits_do_not_matter(sparse: tuple[str, list[Answer]]) -> None:
     """A selection that lost or swapped a token would show: half of a prompt is not selected."""
     name, together = sparse
-    answers = generate(name, PROMPTS, max_num_batched_tokens=CHUNK)
-    assert_same(answers, together, OTHER_KERNELS_DIGITS)
+    with Engine(name, max_num_batched_tokens=CHUNK) as engine:
+        computed = engine.generate(PROMPTS, NUM_TOKENS)
+        found = engine.generate(PROMPTS, NUM_TOKENS)
+        whole_blocks = [len(one) // engine.block_tokens * engine.block_tokens for one in PROMPTS]
+    assert [answer.num_cached for answer in computed] == [0, 0]
+    assert [answer.num_cached for answer in found] == whole_blocks
+    assert_same(computed, together, OTHER_KERNELS_DIGITS)
+    assert_same(found, together, OTHER_KERNELS_DIGITS)
 
 
 def test_place_in_the_step_and_a_second_time_do_not_matter(
