@@ -3,12 +3,10 @@
 Supported is 0.32 with model runner V1 (`v032`): what it reads of vLLM's plans, how buffers are
 placed and their memory is made mappable, and what has to be wrapped because vLLM has no hook for it
 (`v032.patches`). The rest of the connector reaches vLLM through this module and through the
-connector interface only; another version is refused by `check_version`.
+connector interface only; another version is refused by `need_known_vllm`.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.v032.config import (
@@ -29,6 +27,7 @@ from engine_shim.vllm.v032.memory import (
     turn_writes_off,
 )
 from engine_shim.vllm.v032.specs import check_device, rank_of
+from engine_shim.vllm.versions import need_known_vllm
 
 __all__ = [
     "UnsupportedEngine",
@@ -37,13 +36,13 @@ __all__ = [
     "check_device",
     "check_engine",
     "check_placed",
-    "check_version",
     "connector_name",
     "engine_name",
     "gates_ahead",
     "hash_probe",
     "hashes_per_block",
     "install",
+    "need_known_vllm",
     "options_of",
     "plan_of",
     "rank_of",
@@ -51,8 +50,6 @@ __all__ = [
     "turn_writes_off",
     "version",
 ]
-
-SUPPORTED: Final = "0.32"
 
 
 def version() -> str:
@@ -62,25 +59,12 @@ def version() -> str:
     return str(__version__)
 
 
-def check_version() -> None:
-    """Refuse a vLLM that was never tested.
-
-    Raises: UnsupportedEngine.
-    """
-    found = version()
-    if not (found == SUPPORTED or found.startswith(f"{SUPPORTED}.")):
-        raise UnsupportedEngine(
-            f"kvd's connector supports vLLM {SUPPORTED}.x, this is {found}; install vLLM "
-            f"{SUPPORTED}, or a kvd that supports this one"
-        )
-
-
 def install() -> None:
     """Wrap what vLLM has no hook for, once in a process.
 
     Raises: UnsupportedEngine.
     """
-    check_version()
+    need_known_vllm()
     from engine_shim.vllm.v032 import patches
 
     patches.install()

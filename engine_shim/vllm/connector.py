@@ -69,7 +69,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         Raises: OptionError, PlanError, UnsupportedEngine, KvdRefused; vLLM does not start then.
         """
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        adapter.check_version()
+        adapter.need_known_vllm()
         adapter.check_engine(vllm_config)
         self._config = vllm_config
         self._plan: EnginePlan = adapter.plan_of(kv_cache_config)

@@ -27,6 +27,7 @@ from tests.tidy.sources import (
 )
 
 HOST: Final = "kvd_kernels.host"
+VLLM: Final = "vllm"
 
 THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -44,6 +45,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "kvd": frozenset(),
         "engine_shim.reference": frozenset({HOST, "msgspec", "torch", "zmq"}),
         "engine_shim.reference.demo": frozenset({HOST, "msgspec", "rich", "torch", "zmq"}),
+        "engine_shim.vllm": frozenset({"torch", VLLM}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
         "kvd_kernels": frozenset(),
         "bench": frozenset({HOST, "msgspec", "rich", "torch", "uvloop", "zmq"}),
@@ -52,7 +54,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """What each part may import beside the standard library and this project; the longest name wins.
 
 `kvd_kernels.host` counts as third-party: whoever copies or maps memory may have it, nobody else.
-Only the reference engine has torch, so that the shim serves any engine.
+Only the reference engine and the part for vLLM have torch, so that the shim serves any engine.
 """
 
 CORE_STANDARD: Final = frozenset(
@@ -111,7 +113,10 @@ def test_core_has_nothing_that_touches_the_world() -> None:
 
 
 def test_dependencies_are_declared() -> None:
-    """What the daemon imports is a dependency of the wheel; what the engine needs is an extra."""
+    """What the daemon imports is a dependency of the wheel; what the engine needs is an extra.
+
+    vLLM is neither: it loads the shim, so it is there before, in the version that its user chose.
+    """
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     extras = project["optional-dependencies"]["engine"]
     declared = {
@@ -122,7 +127,7 @@ def test_dependencies_are_declared() -> None:
         package
         for path in python_files(*SHIPPED)
         for name, _ in imports_of(tree_of(path))
-        if (package := package_of(name)) is not None and package not in (HOST, *TYPING_ONLY)
+        if (package := package_of(name)) is not None and package not in (HOST, VLLM, *TYPING_ONLY)
     }
     missing = {distribution.get(package, package) for package in imported} - declared
     assert not missing
@@ -155,7 +160,8 @@ def test_names_of_test_files_are_unique() -> None:
 def entry_points() -> set[str]:
     """Return the modules that something outside Python starts."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
-    scripts = {target.split(":")[0] for target in project["scripts"].values()}
+    groups = [project["scripts"], *project["entry-points"].values()]
+    scripts = {target.split(":")[0] for group in groups for target in group.values()}
     started = {
         name
         for path in files(*SHIPPED, "bench", "tests", ".ci", "docs", "systemd")
@@ -200,6 +206,7 @@ MEANT_FOR_OTHERS: Final = frozenset({"engine_shim.testing", "kvd_kernels.referen
         ("kvd.__main__", "kvd"),
         ("engine_shim.reference.model", "engine_shim.reference"),
         ("engine_shim.hot", "engine_shim"),
+        ("engine_shim.vllm.plugin", "engine_shim.vllm"),
         ("kvd_kernels.host", "kvd_kernels"),
     ],
 )

@@ -29,6 +29,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "TORCH_COMPILE_DISABLE": "1",  # else the first request with logprobs compiles for 30 s
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        "KVD_CPU_SPARSE": "1",
     }
 )
 """What every test of this tier needs in the environment of its process, and of its children."""

@@ -9,6 +9,7 @@ Several engines may be made one after another in a process; two at once would sh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,11 @@ ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType(
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType(
     {"deepseek_v2": "CPU_MLA", "deepseek_v3": "CPU_MLA"}
 )
-"""Attention of models for which vLLM would choose by the processor: AMX_MLA where that has AMX."""
+"""Attention of models for which vLLM would choose by the processor: AMX_MLA where that has AMX.
+
+CPU_MLA has blocks of 16 tokens, and neither chunks nor hits of earlier prompts; AMX_MLA has both,
+and no float32. The sparse models have blocks of 128, chunks and hits, on every processor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Engine:
         """
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.distributed import cleanup_dist_env_and_memory
 
         chosen = {**ARGUMENTS, **arguments}
         if model in BACKENDS:
@@ -80,7 +86,10 @@ class Engine:
             chosen["kv_transfer_config"] = KVTransferConfig(**transfer)
         path = model if isinstance(model, Path) else models.model(model)
         _look_here(path)
-        self.llm: Any = LLM(model=str(path), **chosen)
+        with contextlib.ExitStack() as stack:  # one that is refused must not be in the next's way
+            stack.callback(cleanup_dist_env_and_memory)
+            self.llm: Any = LLM(model=str(path), **chosen)
+            stack.pop_all()
         self.config: Any = self.llm.llm_engine.vllm_config
 
     @property

@@ -95,10 +95,10 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         "llama": Recipe("Llama", _DENSE, 0.12, _NOTHING),
         "qwen3": Recipe("Qwen3", _DENSE, 0.12, _NOTHING),
-        "deepseek_v2": Recipe("DeepseekV2", _LATENT, 0.2, _NOTHING),
-        "deepseek_v3": Recipe("DeepseekV3", _LATENT, 0.2, _SIGMOID),
-        "deepseek_v32": Recipe("DeepseekV32", {**_LATENT, **_SPARSE}, 0.2, _SIGMOID),
-        "glm_moe_dsa": Recipe("GlmMoeDsa", {**_LATENT, **_SPARSE}, 0.2, _SIGMOID),
+        "deepseek_v2": Recipe("DeepseekV2", _LATENT, 0.14, _NOTHING),
+        "deepseek_v3": Recipe("DeepseekV3", _LATENT, 0.12, _SIGMOID),
+        "deepseek_v32": Recipe("DeepseekV32", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
+        "glm_moe_dsa": Recipe("GlmMoeDsa", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
     }
 )
 """The models by name: two with dense attention, two with MLA, two with sparse attention (DSA)."""
@@ -135,11 +135,11 @@ def write(name: str, into: Path, **changes: Any) -> None:
     recipe = RECIPES[name]
     arguments = {**recipe.config, **changes}
     config = getattr(transformers, f"{recipe.family}Config")(**arguments)
-    generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         made = getattr(transformers, f"{recipe.family}ForCausalLM")(config).to(torch.float32)
-        for key, weight in sorted(made.named_parameters()):
+        for key, weight in made.named_parameters():
             if "norm" not in key and "bias" not in key:
+                generator = torch.Generator().manual_seed(_seed(key))
                 weight.normal_(0.0, recipe.spread, generator=generator)
     made.save_pretrained(into)
     _tokenizer().save_pretrained(into)
@@ -147,6 +147,11 @@ def write(name: str, into: Path, **changes: Any) -> None:
     told = json.loads(path.read_text(encoding="utf-8"))
     told.update(recipe.added)
     path.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _seed(key: str) -> int:
+    """Return the seed of a weight: by its name, so that models which share it share its values."""
+    return int.from_bytes(hashlib.sha256(f"{SEED} {key}".encode()).digest()[:6], "little")
 
 
 def _tokenizer() -> Any:
