@@ -89,6 +89,11 @@ class FakeKvd:
             self._sums_map = Mapping(self.sums.fd, self.sums.size, writable=False)
         return SumView(self._sums_map)
 
+    @property
+    def is_attached(self) -> bool:
+        """It never goes away."""
+        return True
+
     def close(self) -> None:
         """Unmap the pool and its checksums."""
         for mapping in (self.pool, self._sums_map, self.sums):
@@ -223,6 +228,10 @@ class FakeDesk:
                 raise KvdRefused(code, slot=slot)
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
+
+    def await_free(self, slot: int, deadline_s: float | None = None) -> None:
+        """See `KvdClient`."""
+        self._kvd.await_free(slot, 10.0 if deadline_s is None else deadline_s)
 
     def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
         """See `Desk`."""
