@@ -27,6 +27,7 @@ def popen(
     stdout: IO[bytes] | int | None = None,
     stderr: IO[bytes] | int | None = None,
     cwd: Path | None = None,
+    process_group: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program as `subprocess.Popen` does; returns once it runs, or could not be run."""
     running, at_exec = os.pipe()
@@ -40,6 +41,7 @@ def popen(
                 env=env,
                 cwd=cwd,
                 pass_fds=(at_exec,),
+                process_group=process_group,
             )
         finally:
             os.close(at_exec)
