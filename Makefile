@@ -17,7 +17,7 @@ BENCH_ARGS ?=
 DEEP ?= 20
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help env demo test test-all lint format bench develop clean clean-env
+.PHONY: help env demo demo-vllm test test-all lint format bench develop clean clean-env
 
 help: ## show this list
 	@echo "kvd: make TARGET"
@@ -29,6 +29,10 @@ env: ## make the environment of this checkout and link it as .venv
 
 demo: env ## generate with a layer ring and without, and compare; DEMO_ARGS="--tokens 4096" is short
 	@$(RUN) -m engine_shim.reference.demo $(DEMO_ARGS)
+
+demo-vllm: env ## two real vLLM servers, the first one killed, share the pool; DEMO_ARGS="--tokens 2048" is short
+	@vllm="$$($(PYTHON) .ci/environment.py vllm)"; \
+	$(RUN) -m engine_shim.vllm.demo --python "$$vllm/bin/python" $(DEMO_ARGS)
 
 lint: env ## style, types, import contracts, tidiness; all of them, whatever the first one says
 	@failed=0; \

@@ -46,6 +46,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine_shim.reference": frozenset({HOST, "msgspec", "torch", "zmq"}),
         "engine_shim.reference.demo": frozenset({HOST, "msgspec", "rich", "torch", "zmq"}),
         "engine_shim.vllm": frozenset({"torch", VLLM}),
+        "engine_shim.vllm.demo": frozenset({"tokenizers", "torch", "transformers"}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
         "kvd_kernels": frozenset(),
         "bench": frozenset({HOST, "msgspec", "rich", "torch", "uvloop", "zmq"}),

@@ -31,7 +31,7 @@ STDIN: Final = 0
 def main(command: Sequence[str]) -> int:
     """Run a program until it ends, or the input does; returns its status, 128 + N for a signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the demo says when it ends
+        signal.signal(number, _pass_over)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -42,6 +42,10 @@ def main(command: Sequence[str]) -> int:
         _end_group(first)
     status = first.returncode
     return status if status >= 0 else 128 - status
+
+
+def _pass_over(*_: object) -> None:
+    """The demo says when the server ends; a handler, since what is ignored stays so in children."""
 
 
 def _watch(first: subprocess.Popen[bytes]) -> None:

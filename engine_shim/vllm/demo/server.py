@@ -35,6 +35,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM's own binding takes a core away
         "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # processes of its own, as where people serve
         "PYTHONHASHSEED": "0",  # block hashes must be the same in every engine
         "PYTHONUNBUFFERED": "1",
     }

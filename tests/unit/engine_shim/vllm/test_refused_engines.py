@@ -37,7 +37,7 @@ def test_plain_engine_is_taken() -> None:
 
 
 def test_connector_that_moves_nothing_is_refused() -> None:
-    with pytest.raises(UnsupportedEngine, match="use_layerwise is false.*set it to true"):
+    with pytest.raises(UnsupportedEngine, match=r"use_layerwise is false.*set it to true"):
         check_engine(config(use_layerwise=False))
 
 
@@ -63,5 +63,5 @@ def test_drafts_with_asynchronous_scheduling_are_refused() -> None:
 def test_hashes_that_no_other_process_has_are_refused() -> None:
     engine = config()
     engine.cache_config.prefix_caching_hash_algo = "xxhash_cbor"
-    with pytest.raises(UnsupportedEngine, match="xxhash_cbor, .* give sha256"):
+    with pytest.raises(UnsupportedEngine, match=r"xxhash_cbor, .* give sha256"):
         check_engine(engine)
