@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def running(tmp_path: Path, *demo: str) -> Iterator[subprocess.Popen[str]]:
     """A demo in a session of its own, its temporary files in `tmp_path`/tmp."""
     (tmp_path / "tmp").mkdir()
     process = subprocess.Popen(
-        [sys.executable, *DEMO, "--out", str(tmp_path / "out")],
+        [sys.executable, *(demo or DEMO), "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

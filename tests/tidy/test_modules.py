@@ -28,6 +28,8 @@ from tests.tidy.sources import (
 
 HOST: Final = "kvd_kernels.host"
 VLLM: Final = "vllm"
+WITH_VLLM: Final = frozenset({"tokenizers", "transformers"})
+"""What vLLM brings with it."""
 
 THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -46,7 +48,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine_shim.reference": frozenset({HOST, "msgspec", "torch", "zmq"}),
         "engine_shim.reference.demo": frozenset({HOST, "msgspec", "rich", "torch", "zmq"}),
         "engine_shim.vllm": frozenset({"torch", VLLM}),
-        "engine_shim.vllm.demo": frozenset({"tokenizers", "torch", "transformers"}),
+        "engine_shim.vllm.demo": frozenset({"torch", *WITH_VLLM}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
         "kvd_kernels": frozenset(),
         "bench": frozenset({HOST, "msgspec", "rich", "torch", "uvloop", "zmq"}),
@@ -65,6 +67,7 @@ CORE_STANDARD: Final = frozenset(
 
 OURS: Final = frozenset({"kvd", "engine_shim", "kvd_kernels", "bench"})
 TYPING_ONLY: Final = frozenset({"typing_extensions"})
+NOT_DECLARED: Final = frozenset({HOST, VLLM, *WITH_VLLM, *TYPING_ONLY})
 
 
 def part_of(module: str) -> str:
@@ -128,7 +131,7 @@ def test_dependencies_are_declared() -> None:
         package
         for path in python_files(*SHIPPED)
         for name, _ in imports_of(tree_of(path))
-        if (package := package_of(name)) is not None and package not in (HOST, VLLM, *TYPING_ONLY)
+        if (package := package_of(name)) is not None and package not in NOT_DECLARED
     }
     missing = {distribution.get(package, package) for package in imported} - declared
     assert not missing

@@ -44,7 +44,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
 
 OWN_FOLDERS: Final = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "HF_HOME")
 
-_SAID: Final = re.compile(r"^\(.*INFO [^\[]*\[[^\]]*\]\s+(\w.*\S)\s*$", re.MULTILINE)
+_SAID: Final = re.compile(r"^\(.* INFO [^\[]*\[[^\]]*\]\s+([A-Z][^{}=\n]*)$", re.MULTILINE)
 """What vLLM tells, without who, when and where it does."""
 
 Tell = Callable[[str], None]
@@ -186,7 +186,7 @@ class VllmServer:
 
     def _last_said(self) -> str:
         said = _SAID.findall(self.log())
-        return f"it says: {said[-1][:80]}" if said else "nothing said yet"
+        return f"it says: {said[-1].strip()[:60]}" if said else "nothing said yet"
 
     def _failed(self, what: str) -> ServerFailed:
         return ServerFailed(f"server {self.name} {what}\n{self.log()[-TAIL:].strip()}")
