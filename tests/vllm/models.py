@@ -5,7 +5,7 @@ same on every machine. The head sizes are those that vLLM's CPU kernels take; th
 weights is such that greedy decoding gives varied tokens. The tokenizer is one token per byte.
 
 A made model is kept below `$XDG_CACHE_HOME/kvd-env/models` (default `~/.cache`), named by a digest
-of this file and of the libraries that write it, so an edit never meets an old model.
+of this file, of the demo's model and of the libraries that write it: no edit meets an old model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-VOCABULARY: Final = 512
-BYTES: Final = 256
-UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+from engine_shim.vllm.demo import model as of_demo
+
+VOCABULARY: Final = of_demo.VOCABULARY
+BYTES: Final = of_demo.BYTES
 NUM_LAYERS: Final = 6
 SEED: Final = 20260101
 CHAT_TEMPLATE: Final = (
@@ -142,7 +143,7 @@ def write(name: str, into: Path, **changes: Any) -> None:
                 generator = torch.Generator().manual_seed(_seed(key))
                 weight.normal_(0.0, recipe.spread, generator=generator)
     made.save_pretrained(into)
-    _tokenizer().save_pretrained(into)
+    of_demo.byte_tokenizer(chat_template=CHAT_TEMPLATE).save_pretrained(into)
     path = into / "config.json"
     told = json.loads(path.read_text(encoding="utf-8"))
     told.update(recipe.added)
@@ -154,26 +155,6 @@ def _seed(key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{SEED} {key}".encode()).digest()[:6], "little")
 
 
-def _tokenizer() -> Any:
-    """Return a tokenizer with a token for each byte, three special ones, and fillers."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), UNKNOWN, BEGIN, END]
-    symbols += [f"<f{number}>" for number in range(len(symbols), VOCABULARY)]
-    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
-    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        unk_token=UNKNOWN,
-        bos_token=BEGIN,
-        eos_token=END,
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
 def _models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache).absolute() / "kvd-env" / "models"
@@ -182,7 +163,7 @@ def _models() -> Path:
 def _digest(recipe: Recipe, changes: Mapping[str, Any]) -> str:
     from importlib.metadata import version
 
-    whole = hashlib.sha256(Path(__file__).read_bytes())
+    whole = hashlib.sha256(Path(__file__).read_bytes() + Path(of_demo.__file__).read_bytes())
     whole.update(json.dumps([recipe.family, sorted(changes.items())]).encode())
     whole.update(f"{version('torch')} {version('transformers')}".encode())
     return whole.hexdigest()[:12]

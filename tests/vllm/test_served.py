@@ -47,7 +47,8 @@ def endless_request(server: VllmServer, node: Node) -> Iterator[None]:
 
     def ask() -> None:
         try:
-            ends.append(f"answered: {server.complete('endless ' * 60, ENDLESS)}")
+            done = server.complete("endless " * 60, ENDLESS)
+            ends.append("broken off" if done.finish == "abort" else f"answered: {done}")
         except ServerFailed:
             ends.append("broken off")
 

@@ -55,15 +55,18 @@ def write_model(into: Path, seed: int) -> None:
                 generator = torch.Generator().manual_seed(_seed(seed, key))
                 weight.normal_(0.0, SPREAD, generator=generator)
     made.save_pretrained(into)
-    _tokenizer().save_pretrained(into)
+    byte_tokenizer().save_pretrained(into)
 
 
 def _seed(seed: int, key: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest()[:6], "little")
 
 
-def _tokenizer() -> Any:
-    """A tokenizer with a token for each byte, three special ones, and fillers."""
+def byte_tokenizer(**more: Any) -> Any:
+    """Return a tokenizer with a token for each byte, three special ones, and fillers.
+
+    Args: more: what `PreTrainedTokenizerFast` is to have beside, a chat template for example.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +77,7 @@ def _tokenizer() -> Any:
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=plain, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END
+        tokenizer_object=plain, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END, **more
     )
 
 

@@ -165,7 +165,9 @@ class VllmServer:
         first_s, finish = 0.0, None
         for line in response:
             event = line.removeprefix(b"data:").strip()
-            if not event or event == b"[DONE]":
+            if event == b"[DONE]":
+                break
+            if not event:
                 continue
             said = json.loads(event)
             if "error" in said:
@@ -176,6 +178,8 @@ class VllmServer:
                 if tokens and not first_s:
                     first_s = time.monotonic() - began
             usage = said.get("usage") or usage
+        else:
+            raise self._failed(f"broke off a request after {len(tokens)} tokens")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         seconds = time.monotonic() - began
         return Completion(tuple(tokens), first_s, seconds, usage["prompt_tokens"], cached, finish)
