@@ -51,7 +51,7 @@ class ConnectorOptions:
     """What a user can choose; the defaults are those of the guide.
 
     backend:        store of kvd.toml, '' for kvd's default.
-    use_layerwise:  save and load layer by layer; false is refused when the engine starts.
+    use_layerwise:  save and load layer by layer; false saves and loads nothing.
     num_shared:     buffers that the layers of a bucket share, None for one each (no reuse).
     independent:    layers with a buffer of their own; negatives count from the end.
     prefetch:       layers ahead that a load may start.

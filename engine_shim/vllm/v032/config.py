@@ -70,13 +70,8 @@ def role_of(vllm_config: Any) -> str:
 def check_engine(vllm_config: Any) -> None:
     """Refuse what no mode supports.
 
-    Raises: OptionError, UnsupportedEngine.
+    Raises: UnsupportedEngine.
     """
-    if not options_of(vllm_config).use_layerwise:
-        raise UnsupportedEngine(
-            "use_layerwise is false, and kvd moves KV layer by layer only: set it to true, or give "
-            "vLLM no connector of kvd"
-        )
     parallel = vllm_config.parallel_config
     for name, label in (
         ("pipeline_parallel_size", "pipeline parallelism"),

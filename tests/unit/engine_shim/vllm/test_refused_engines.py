@@ -11,16 +11,9 @@ from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.v032.config import check_engine
 
 
-def config(**extra: Any) -> Any:
-    """What the check reads of a `VllmConfig`; `extra` are options of the connector."""
-    transfer = SimpleNamespace(
-        kv_connector="KvdConnector",
-        kv_connector_module_path="engine_shim.vllm",
-        kv_role="kv_producer",
-        kv_connector_extra_config=extra,
-    )
+def config() -> Any:
+    """What the check reads of a `VllmConfig`."""
     return SimpleNamespace(
-        kv_transfer_config=transfer,
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
@@ -33,12 +26,7 @@ def config(**extra: Any) -> Any:
 
 
 def test_plain_engine_is_taken() -> None:
-    check_engine(config(use_layerwise=True))
-
-
-def test_connector_that_moves_nothing_is_refused() -> None:
-    with pytest.raises(UnsupportedEngine, match=r"use_layerwise is false.*set it to true"):
-        check_engine(config(use_layerwise=False))
+    check_engine(config())
 
 
 @pytest.mark.parametrize(
