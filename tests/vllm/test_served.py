@@ -80,7 +80,7 @@ def test_killed_and_stopped_servers_leave_nothing_but_what_others_find() -> None
     text = long_text(LENGTH)
     answers = []
     with Node() as node:
-        for end in (VllmServer.kill, VllmServer.stop):
+        for end in (VllmServer.kill, VllmServer.terminate):
             with serving(node) as server:
                 answers.append(server.complete(text, NEW_TOKENS))
                 with endless_request(server, node):

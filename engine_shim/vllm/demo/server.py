@@ -195,23 +195,25 @@ class VllmServer:
     def _failed(self, what: str) -> ServerFailed:
         return ServerFailed(f"server {self.name} {what}\n{self.log()[-TAIL:].strip()}")
 
-    def stop(self) -> int:
-        """SIGTERM to its first process, as a service manager does; returns the exit status."""
-        return self._end(f"{signal.SIGTERM.value}\n".encode())
-
-    def kill(self) -> int:
-        """kill -9 of all of its processes, and wait until they are gone."""
-        return self._end(b"")
-
-    def _end(self, order: bytes) -> int:
+    def terminate(self) -> None:
+        """SIGTERM to its first process, as a service manager does; it may take its time."""
         stream = self.process.stdin
         assert stream is not None
         with suppress(BrokenPipeError):  # it has ended already
-            if order:
-                stream.write(order)
-                stream.flush()
-            elif not stream.closed:
-                stream.close()
+            stream.write(f"{signal.SIGTERM.value}\n".encode())
+            stream.flush()
+
+    def stop(self) -> int:
+        """The same, and wait for its end; returns the exit status."""
+        self.terminate()
+        return self.process.wait(STOP_SECONDS)
+
+    def kill(self) -> int:
+        """kill -9 of all of its processes, and wait until they are gone."""
+        stream = self.process.stdin
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
         return self.process.wait(STOP_SECONDS)
 
     def close(self) -> None:
