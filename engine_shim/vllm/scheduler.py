@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from logging import Logger
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ from engine_shim.vllm.tracked import BlockKeys, Tracked
 
 PAUSE_S: Final = 0.005
 """A request that was refused is not asked for again before: the engine spins while it waits."""
+
+CLOSE_S: Final = 5.0
+"""How long the end waits for kvd to hear the goodbye."""
 
 FAILURES_MAX: Final = 3
 """Steps in a row that may fail one request before it ends, however they failed."""
@@ -364,5 +368,7 @@ class SchedulerSide:
             self._log.debug("kvd was not told the end of %s: %s", tracked.name, refusal)
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Say goodbye: what its requests kept is free then. Idempotent."""
+        with suppress(KvdRefused):
+            self._client.goodbye(CLOSE_S)
         self._client.close()

@@ -1,0 +1,45 @@
+"""Sparse attention (DSA) on rolling buffers: main rows and indexer keys move together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from engine_shim.testing import Delay, Rule
+from tests.vllm import tamper
+from tests.vllm.engines import Engine, assert_same, prompt
+from tests.vllm.node import Node
+
+NEW_TOKENS: Final = 6
+HOW: Final = {"max_num_batched_tokens": 256}
+MS: Final = 1_000_000
+LATE: Final = (
+    Rule(Delay(3 * MS), stream="save", kind="copy"),
+    Rule(Delay(3 * MS), stream="load", kind="copy"),
+)
+
+
+def asked() -> list[list[int]]:
+    """Requests of several chunks, longer than what a layer selects."""
+    return [prompt(37, 600), prompt(38, 333), prompt(39, 90)]
+
+
+@pytest.mark.parametrize("model", ["deepseek_v32", "glm_moe_dsa"])
+def test_sparse_models_say_on_rolling_buffers_what_they_say_without(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(model, enable_prefix_caching=False, **HOW) as engine:
+        stock = engine.generate(asked(), NEW_TOKENS)
+    tamper.faulty_device(monkeypatch, LATE)
+    with Node() as node:
+        for buffers in (2, 3):
+            transfer = node.rolling(buffers, policy="recompute")
+            transfer["kv_connector_extra_config"]["layerwise_independent_layers"] = [0, -1]
+            with Engine(model, kv_transfer_config=transfer, **HOW) as engine:
+                assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+                size = engine.block_tokens
+                again = engine.generate(asked(), NEW_TOKENS)
+                found = [(len(tokens) - 1) // size * size for tokens in asked()]
+                assert [answer.num_cached for answer in again] == found
+                assert_same(again, stock)
