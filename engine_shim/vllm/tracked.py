@@ -80,12 +80,12 @@ class Tracked:
 
     @property
     def name(self) -> str:
-        """The name of the present attempt in kvd; at most 256 characters."""
+        """The name of the present attempt in kvd; at most 256 characters, and no other's."""
         name = self.request_id
         if len(name) > NAME_CHARS_MAX:
             digest = hashlib.sha256(name.encode()).hexdigest()[:16]
             name = f"{name[: NAME_CHARS_MAX - 17]}~{digest}"
-        return f"{name}~{self.attempt}" if self.attempt else name
+        return f"{name}~{self.attempt}" if self.attempt or "~" in name else name
 
     def waited(self) -> float:
         """Seconds since it was first refused in a row; the first call begins it."""
