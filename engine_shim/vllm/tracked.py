@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, overload
@@ -53,6 +54,7 @@ class Tracked:
     hit:       tokens that were to be loaded beyond those.
     saved:     tokens whose rows are in the pool, or on their way (resident mode).
     resident:  tokens that its device blocks held before its last step (resident mode).
+    floors:    (step, `resident` of it) of its steps that may not be reported yet.
     reached:   most tokens that a step of it has begun with.
     failures:  steps that failed it since then.
     last_step: number of its last step.
@@ -68,6 +70,7 @@ class Tracked:
     hit: int = 0
     saved: int = 0
     resident: int = 0
+    floors: deque[tuple[int, int]] = field(default_factory=deque)
     reached: int = -1
     failures: int = 0
     last_step: int = 0

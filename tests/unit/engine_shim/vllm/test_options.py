@@ -30,11 +30,13 @@ GUIDE = """{
     "save_decode_cache": true
 }"""
 
-NOT_A_TEXT = ("a text that is not empty", ["", None, 1, True, ["x"]])
-NOT_A_FLAG = ("true or false", ["true", 1, 0, None])
-NOT_A_COUNT = [True, 1.0, "1", None, [1]]
+Wrong = tuple[str, list[object]]
 
-WRONG = {
+NOT_A_TEXT: Wrong = ("a text that is not empty", ["", None, 1, True, ["x"]])
+NOT_A_FLAG: Wrong = ("true or false", ["true", 1, 0, None])
+NOT_A_COUNT: list[object] = [True, 1.0, "1", None, [1]]
+
+WRONG: dict[str, Wrong] = {
     "backend": NOT_A_TEXT,
     "kvd_runtime_dir": NOT_A_TEXT,
     "use_layerwise": NOT_A_FLAG,

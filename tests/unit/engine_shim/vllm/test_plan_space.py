@@ -72,7 +72,7 @@ def test_caches_lie_apart_unless_their_layers_share_a_buffer(
             assert part == declared.name
             assert page == declared.row_bytes * TOKENS
             assert offset % 64 == 0
-            assert 0 <= offset
+            assert offset >= 0
             assert offset + page * plan.num_blocks <= total
             areas[layer, part] = (offset, offset + page * plan.num_blocks)
     for ((layer, part), one), ((other, its), two) in combinations(areas.items(), 2):

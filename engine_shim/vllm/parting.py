@@ -1,0 +1,68 @@
+"""Blocks of attempts that have ended, until no rank can save into them any more.
+
+The end of a request and the announcements of its saves come to kvd by different connections: an
+end that comes first would let a save of a step under way be refused, and with it the whole step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from logging import Logger
+
+from engine_shim.client import KvdRefused
+from engine_shim.requests import PooledRequest, RequestPool
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Blocks of an attempt that has ended.
+
+    last_step: number of its last step: a rank may save into them until it is reported.
+    done:      tokens of them that are right and may be found by others, -1 for none.
+    """
+
+    name: str
+    pooled: PooledRequest | None
+    last_step: int
+    done: int
+
+
+class Partings:
+    """All of them, in the order in which they ended."""
+
+    def __init__(self, pool: RequestPool, logger: Logger) -> None:
+        """Nobody has ended."""
+        self._pool = pool
+        self._log = logger
+        self._waiting: list[Parting] = []
+
+    def __bool__(self) -> bool:
+        """Whether blocks are held only because steps are under way."""
+        return bool(self._waiting)
+
+    def add(self, one: Parting) -> None:
+        """An attempt has ended; `settle` lets it go."""
+        self._waiting.append(one)
+
+    def settle(self, steps_done: int) -> list[str]:
+        """Let go of those whose last step is reported; returns their names."""
+        now = [one for one in self._waiting if one.last_step <= steps_done]
+        self._waiting = [one for one in self._waiting if one.last_step > steps_done]
+        for one in now:
+            if one.pooled is not None:
+                self._let_go(one, one.pooled)
+        return [one.name for one in now]
+
+    def _let_go(self, one: Parting, pooled: PooledRequest) -> None:
+        try:
+            if one.done < 0:
+                self._pool.abort(pooled)
+                return
+            try:
+                self._pool.commit(pooled, one.done)
+            finally:
+                # A block whose save failed is refused and found by nobody; its pins go as well.
+                self._pool.end(pooled)
+        except KvdRefused as refusal:
+            # A kvd that is away drops them by itself.
+            self._log.debug("kvd was not told the end of %s: %s", one.name, refusal)
