@@ -72,11 +72,12 @@ class StubEngine:
         self.max_running = max_running
         self.size = plan.ring.block_tokens
         self.hash_tokens = self.size // per_block
+        log = logging.Logger("stub", logging.CRITICAL)
         self.side = SchedulerSide(
             plan,
             options or ConnectorOptions(),
             kvd,  # type: ignore[arg-type]
-            logging.getLogger("stub"),
+            log,
             chunk_tokens=chunk,
             hashes_per_block=per_block,
             recompute=recompute,

@@ -259,3 +259,18 @@ def test_a_refused_commit_at_the_end_keeps_nothing(make: Make, mode: str) -> Non
     pool.blocks.poison(tracked.pooled.blocks[-1])
     engine.abort("a")
     assert_all_let_go(engine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_end_that_kvd_did_not_hear_is_told_again(make: Make, mode: str) -> None:
+    """Its link was broken, not its pool: it keeps every pin until it hears of the end."""
+    engine = make(mode)
+    engine.add("a", TEXT)
+    engine.step()
+    engine.kvd.is_away = True
+    engine.abort("a")
+    assert engine.kvd.known == {"a"}
+    engine.step()
+    engine.kvd.is_away = False
+    engine.step()
+    assert_all_let_go(engine)
