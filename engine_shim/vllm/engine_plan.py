@@ -257,7 +257,7 @@ class EnginePlanner:
                 lookahead=options.lookahead,
             )
         except ValueError as error:
-            raise OptionError(_as_option(str(error))) from error
+            raise _refusal(str(error)) from error
 
     def _choose(self, resident: _Fit) -> tuple[Mode, str]:
         options, shape = self._options, self._shape
@@ -311,8 +311,10 @@ class EnginePlanner:
         )
 
 
-def _as_option(text: str) -> str:
-    """An error of `plan_ring`, in the names of the options."""
+def _refusal(text: str) -> OptionError | PlanError:
+    """An error of `plan_ring`, in the names of the options, or of the model when none is wrong."""
+    if text.startswith("part "):
+        return PlanError(f"{text}; set offload to resident")
     for ours, theirs in (
         ("independent layer", "layerwise_independent_layers: layer"),
         ("num_shared", "layerwise_num_shared_buffers"),
@@ -320,4 +322,4 @@ def _as_option(text: str) -> str:
         ("lookahead needs", "onload_layer_map needs"),
     ):
         text = text.replace(ours, theirs)
-    return f"{PREFIX}.{text}"
+    return OptionError(f"{PREFIX}.{text}")

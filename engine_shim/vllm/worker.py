@@ -203,8 +203,12 @@ class WorkerSide:
             if failure is not None:
                 said = Failure(failure.code, failure.detail, request.device_blocks)
                 self._blame(request.request, said)
-        if self._failure is not None and self._failure.slot >= 0:
-            self._rebind(self._failure.slot)
+        if self._failure is not None:
+            # What moves nothing was written and read in the same buffers.
+            for attempt, blocks in self._order.others.items():
+                self._blame(attempt, Failure(self._failure.code, self._failure.detail, blocks))
+            if self._failure.slot >= 0:
+                self._rebind(self._failure.slot)
 
     def _rebind(self, slot: int) -> None:
         layers = self._layers_in(slot)
