@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeGuard
 
+from engine_shim.client import ClientOptions
+from engine_shim.client.options import DEADLINE_S_MAX
+
 PREFIX: Final = "kv_connector_extra_config"
 
 Offload = Literal["auto", "rolling", "resident"]
@@ -128,6 +131,15 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         runtime_dir=given.text("kvd_runtime_dir"),
         deadline_s=given.seconds("kvd_deadline_s", 30.0, DEADLINE_MAX_S),
         ignored=tuple(sorted(WITHOUT_EFFECT.intersection(extra))),
+    )
+
+
+def client_options(options: ConnectorOptions) -> ClientOptions:
+    """How the connector's clients behave: a kvd that went away may come back at any time."""
+    return ClientOptions(
+        deadline_s=options.deadline_s,
+        connect_deadline_s=options.deadline_s,
+        reconnect_deadline_s=DEADLINE_S_MAX,
     )
 
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Final
 
-from engine_shim.client import ClientOptions, KvdClient, KvdRefused, MemberIdentity
+from engine_shim.client import KvdClient, KvdRefused, MemberIdentity
 from engine_shim.device import Device, DeviceMemory
 from engine_shim.pipeline import PipelineOptions, PrefillPipeline
 from engine_shim.steps import StepFailed
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import Failure, StepOrder, StepReport
-from engine_shim.vllm.options import ConnectorOptions
+from engine_shim.vllm.options import ConnectorOptions, client_options
 from kvd.plan.layout import BlockLayout
 
 CLOSE_S: Final = 5.0
@@ -93,9 +93,7 @@ class WorkerSide:
             memory_bytes=num_bytes,
         )
         with ExitStack() as undo:
-            self.client = KvdClient(
-                identity, options.runtime_dir, ClientOptions(deadline_s=options.deadline_s)
-            )
+            self.client = KvdClient(identity, options.runtime_dir, client_options(options))
             undo.callback(self.client.close)
             self.client.open()
             self._pipeline = PrefillPipeline(

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.client import KvdClient, MemberIdentity
 from engine_shim.vllm.engine_plan import EnginePlanner
 from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import buffer_warning
+from engine_shim.vllm.options import buffer_warning, client_options
 from engine_shim.vllm.start_table import merge_line, start_table
 from engine_shim.vllm.v032 import config, memory, specs
 
@@ -99,7 +99,7 @@ def _pool_blocks(vllm_config: Any, planner: EnginePlanner) -> int:
         layout=planner.layout,
         store=options.backend,
     )
-    with KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=10.0)) as client:
+    with KvdClient(identity, options.runtime_dir, client_options(options)) as client:
         return client.num_blocks
 
 
