@@ -126,13 +126,15 @@ class WorkerSide:
     # A step -----------------------------------------------------------------------------------
 
     def begin(self, order: StepOrder) -> None:
-        """The forward pass of a step begins."""
+        """The forward pass of a step begins; it stays closed when nothing moves and all is free."""
         for attempt in order.forget:
             self._pipeline.forget(attempt)
         self._order, self._failure, self._gated = order, None, -1
         self._report, self._bad_blocks = StepReport(), set()
         for attempt, failure in order.doomed.items():
             self._blame(attempt, failure)
+        if not order.requests and self._pipeline.is_quiet:
+            return
         self._pipeline.begin_step(
             order.requests, self._options.deadline_s, order.boot_id if order.requests else None
         )
