@@ -103,6 +103,12 @@ class EnginePlan:
         """Where the buffers lie in one allocation, and its bytes."""
         return device_layout(self.ring)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the largest buffer that layers share; 0 when none do."""
+        shared = [at for at, slot in enumerate(self.ring.slots) if not slot.bound]
+        return max((self.ring.bytes_of(at) for at in shared), default=0)
+
     def layer_of(self) -> dict[str, int]:
         """Engine name of each main cache -> layer of the ring."""
         return {

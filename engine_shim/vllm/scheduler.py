@@ -72,7 +72,7 @@ class SchedulerSide:
         self._log = logger
         self._chunk = chunk_tokens
         self._per_block = hashes_per_block
-        self._recompute = recompute
+        self.recompute = recompute
         self._size = plan.ring.block_tokens
         self._pool = RequestPool(client, self._size)
         self._requests: dict[str, Tracked] = {}
@@ -333,7 +333,7 @@ class SchedulerSide:
             self._log.warning(
                 "kvd: a step failed request %s: %s: %s", request_id, failure.code, failure.detail
             )
-            if self._recompute:
+            if self.recompute:
                 points[request_id] = self._recover(tracked, computed, failure)
         self._failed = {}
         return points
