@@ -136,19 +136,16 @@ class SchedulerSide:
         total = tracked.request.num_tokens
         pooled = self._pool.admit(tracked.name, tracked.keys, total)
         tracked.pooled, self._names[tracked.name] = pooled, tracked.request_id
-        if self._plan.draft_layers and pooled.hit_tokens:
-            # Draft rows of a block's last token depend on the token behind it.
-            pooled.blocks.pop()
-            pooled.hit_tokens -= self._size
-            pooled.committed = len(pooled.blocks)
-        if self.is_rolling:
-            end = min(total, pooled.hit_tokens + self._chunk)
-            try:
-                self._pool.extend(pooled, end)
-            except KvdRefused:
-                # Pins of those who wait must not keep those who run from their next block.
-                self._drop(tracked)
-                raise
+        try:
+            if self._plan.draft_layers and pooled.hit_tokens:
+                # Draft rows of a block's last token depend on the token behind it.
+                self._pool.drop_last(pooled)
+            if self.is_rolling:
+                self._pool.extend(pooled, min(total, pooled.hit_tokens + self._chunk))
+        except KvdRefused:
+            # Pins of those who wait must not keep those who run from their next block.
+            self._drop(tracked)
+            raise
         tracked.waits_since = 0.0
         return max(0, pooled.hit_tokens - tracked.local)
 

@@ -82,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(fault=faults)
     def failing_step(self, fault: Fault) -> None:
         self.is_quiet = False
+        self.engine.side._refused_at.clear()
         self.engine.step(fault)
 
     @rule(which=st.integers(0, REQUESTS_MAX))

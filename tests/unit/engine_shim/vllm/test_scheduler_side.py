@@ -61,6 +61,8 @@ def test_the_last_block_before_a_draft_layer_is_not_trusted(make: Make, mode: st
     engine.add("a", TEXT)
     engine.run()
     engine.add("b", TEXT[:20] + "something else")
+    engine.step()
+    assert len(engine.kvd.pinned) == len(engine.orders[-1].requests[0].pool_blocks)
     engine.run()
     assert engine.hits["b"] == [16]
     assert_all_let_go(engine)

@@ -205,7 +205,7 @@ def test_a_lost_save_fails_the_next_step_of_its_request(make: Make) -> None:
     shares = (engine.request(pooled, 6, 12), TEXT), (engine.request(other, 0, 6, 9), OTHER)
     report = engine.step(*shares)
     assert report is not None
-    assert set(report.failed) == {"a"}
+    assert {name: one.code for name, one in report.failed.items()} == {"a": "injected"}
     assert not [line for line in engine.wrong if line.startswith("b")]
     assert engine.step((engine.request(other, 6, 12, 9), OTHER), forget=("a",)) is None
 

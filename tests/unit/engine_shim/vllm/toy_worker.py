@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,8 @@ def toy_plan(*, drafts: int = 0, opaque: bool = False, **options: object) -> Eng
     """A small engine; rolling on two buffers unless the options say otherwise."""
     base = LAYERS - drafts
     caches = [main(at, ROW, rows=not opaque, is_draft=at >= base) for at in range(LAYERS)]
-    return plan(caches, **{"num_shared": 2, **options}).with_blocks(BLOCKS)
+    given: dict[str, Any] = {"num_shared": 2, **options}
+    return plan(caches, **given).with_blocks(BLOCKS)
 
 
 class Engine:
