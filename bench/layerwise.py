@@ -5,6 +5,7 @@
   real kvd, the client and the pipeline, every control message included
 * how often a byte is copied, and how many bytes travel by socket
 * the delay that compute sees, against max(0, transfer - compute)
+* the connector's hooks in a step that moves nothing
 
 The baselines of a step are one thread of glibc's memcpy, and two threads of the best copy kernel,
 that copy the same pieces between the same slots and pool blocks. The gate judges steps without
@@ -24,6 +25,7 @@ from typing import Final
 
 from bench.copy_meter import CopyMeter
 from bench.daemon import select_pause
+from bench.layerwise_hooks import hook_rows
 from bench.layerwise_rig import MIB, Rig, Shape, copy_rate
 from bench.report import Better, Row, argument_parser, compare, finish, measure
 from kvd_kernels.host import Mapping, copy_kernels
@@ -237,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += call_rows(block_bytes, checksums, rounds)
             rows += counted_rows(Shape(block_bytes, checksums=checksums))
     rows += exposed_rows(144 * KIB, rounds)
+    rows += hook_rows(rounds)
     return finish("layerwise: save and load of layers through kvd", rows, arguments)
 
 

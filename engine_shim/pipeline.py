@@ -119,6 +119,11 @@ class PrefillPipeline:
         """The plan as it is now."""
         return self._ring
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a step that moves nothing need not be begun: nobody touches any slot."""
+        return not (self._ring.reuse or self._order.saves_open or self._has_offered)
+
     def figures(self) -> PipelineFigures:
         """Bytes moved, time waited, spares left."""
         return PipelineFigures(
@@ -145,7 +150,7 @@ class PrefillPipeline:
         end = time.monotonic_ns() + int(deadline_s * 1e9)
         step = Step(tuple(requests), self._ring.num_layers, end, boot_id)
         step.is_idle = not self._ring.reuse and all(map(self._is_idle, requests))
-        step.is_clear = step.is_idle and not self._order.saves_open and not self._has_offered
+        step.is_clear = step.is_idle and self.is_quiet
         self._step = step
         if step.is_idle:
             return

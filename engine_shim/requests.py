@@ -42,8 +42,8 @@ class BlockClient(Protocol):
     ) -> list[str]:
         """Keys for blocks; a code for each."""
 
-    def unpin(self, request: str) -> None:
-        """The request has ended."""
+    def unpin(self, request: str, blocks: Sequence[int] | None = None) -> None:
+        """The request needs these blocks no more; None: it has ended."""
 
     def abort(self, request: str) -> None:
         """The request was aborted."""
@@ -96,6 +96,16 @@ class RequestPool:
         pooled.hit_tokens = len(found) * self._size
         pooled.committed = len(found)
         return pooled
+
+    def drop_last(self, pooled: PooledRequest) -> None:
+        """Do without the last block that was found.
+
+        Raises: KvdRefused.
+        """
+        dropped = pooled.blocks.pop()
+        pooled.hit_tokens -= self._size
+        pooled.committed = len(pooled.blocks)
+        self._client.unpin(pooled.request, [dropped])
 
     def extend(self, pooled: PooledRequest, num_tokens: int, *, optional: bool = False) -> None:
         """Make sure that there are blocks for tokens [0, num_tokens).

@@ -25,12 +25,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
-from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.client import KvdClient, MemberIdentity
 from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.vllm import adapter
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import StepOrder, StepReport
+from engine_shim.vllm.options import client_options
 from engine_shim.vllm.scheduler import SchedulerSide
 from engine_shim.vllm.shares import Scheduled
 from engine_shim.vllm.start_table import about
@@ -268,7 +269,7 @@ def _scheduler_side(vllm_config: Any, plan: EnginePlan) -> SchedulerSide:
         store=options.backend,
         about=about(plan, f"{adapter.connector_name(vllm_config)} in vLLM {adapter.version()}"),
     )
-    client = KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=options.deadline_s))
+    client = KvdClient(identity, options.runtime_dir, client_options(options))
     return SchedulerSide(
         plan,
         options,

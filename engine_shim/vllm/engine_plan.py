@@ -103,6 +103,12 @@ class EnginePlan:
         """Where the buffers lie in one allocation, and its bytes."""
         return device_layout(self.ring)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the largest buffer that layers share; 0 when none do."""
+        shared = [at for at, slot in enumerate(self.ring.slots) if not slot.bound]
+        return max((self.ring.bytes_of(at) for at in shared), default=0)
+
     def layer_of(self) -> dict[str, int]:
         """Engine name of each main cache -> layer of the ring."""
         return {
@@ -257,7 +263,7 @@ class EnginePlanner:
                 lookahead=options.lookahead,
             )
         except ValueError as error:
-            raise OptionError(_as_option(str(error))) from error
+            raise _refusal(str(error)) from error
 
     def _choose(self, resident: _Fit) -> tuple[Mode, str]:
         options, shape = self._options, self._shape
@@ -311,8 +317,10 @@ class EnginePlanner:
         )
 
 
-def _as_option(text: str) -> str:
-    """An error of `plan_ring`, in the names of the options."""
+def _refusal(text: str) -> OptionError | PlanError:
+    """An error of `plan_ring`, in the names of the options, or of the model when none is wrong."""
+    if text.startswith("part "):
+        return PlanError(f"{text}; set offload to resident")
     for ours, theirs in (
         ("independent layer", "layerwise_independent_layers: layer"),
         ("num_shared", "layerwise_num_shared_buffers"),
@@ -320,4 +328,4 @@ def _as_option(text: str) -> str:
         ("lookahead needs", "onload_layer_map needs"),
     ):
         text = text.replace(ours, theirs)
-    return f"{PREFIX}.{text}"
+    return OptionError(f"{PREFIX}.{text}")

@@ -24,12 +24,15 @@ class StepOrder:
     boot_id:  life of kvd that the pool blocks are of.
     forget:   attempts whose rows in bound slots are void from now on.
     doomed:   attempts that have failed already, with the device blocks to be reported.
+    others:   attempts of which nothing is moved, and their device blocks: a step that fails as a
+              whole fails them as well.
     """
 
     requests: tuple[StepRequest, ...] = ()
     boot_id: bytes = b""
     forget: tuple[str, ...] = ()
     doomed: dict[str, Failure] = field(default_factory=dict)
+    others: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

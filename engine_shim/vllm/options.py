@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeGuard
 
+from engine_shim.client import ClientOptions
+from engine_shim.client.options import DEADLINE_S_MAX
+
 PREFIX: Final = "kv_connector_extra_config"
 
 Offload = Literal["auto", "rolling", "resident"]
@@ -51,7 +54,6 @@ class ConnectorOptions:
     """What a user can choose; the defaults are those of the guide.
 
     backend:        store of kvd.toml, '' for kvd's default.
-    use_layerwise:  save and load layer by layer; false saves and loads nothing.
     num_shared:     buffers that the layers of a bucket share, None for one each (no reuse).
     independent:    layers with a buffer of their own; negatives count from the end.
     prefetch:       layers ahead that a load may start.
@@ -65,7 +67,6 @@ class ConnectorOptions:
     """
 
     backend: str = ""
-    use_layerwise: bool = True
     num_shared: int | None = None
     independent: tuple[int, ...] | Literal["all"] = (0,)
     prefetch: int = 1
@@ -115,9 +116,9 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
             "give one of them"
         )
     given = _Given(extra)
+    given.layerwise()
     return ConnectorOptions(
         backend=given.text("backend"),
-        use_layerwise=given.flag("use_layerwise", True),
         num_shared=given.optional_count("layerwise_num_shared_buffers", 1, SHARED_MAX),
         independent=given.layers("layerwise_independent_layers"),
         prefetch=given.count("layerwise_prefetch_layers", 1, 1, AHEAD_MAX),
@@ -131,17 +132,31 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
     )
 
 
-def buffer_warning(num_shared: int | None) -> str:
-    """What to warn of when the number of shared buffers is unusual, '' when it is not."""
+def client_options(options: ConnectorOptions) -> ClientOptions:
+    """How the connector's clients behave: a kvd that went away may come back at any time."""
+    return ClientOptions(
+        deadline_s=options.deadline_s,
+        connect_deadline_s=options.deadline_s,
+        reconnect_deadline_s=DEADLINE_S_MAX,
+    )
+
+
+def buffer_warning(num_shared: int | None, buffer_bytes: int) -> str:
+    """What to warn of when the number of shared buffers is unusual, '' when it is not.
+
+    buffer_bytes: of one shared buffer.
+    """
     low, high = BUFFERS_ADVISED
     if num_shared is None or low <= num_shared <= high:
         return ""
+    mib = buffer_bytes / (1 << 20)
     if num_shared < low:
         why = "with one buffer nothing is loaded while a layer computes: transfers are never hidden"
     else:
         why = "more than four buffers hide no more of the transfers and cost device memory each"
     return (
-        f"{PREFIX}.layerwise_num_shared_buffers is {num_shared}; {low} to {high} are useful: {why}"
+        f"{PREFIX}.layerwise_num_shared_buffers is {num_shared}, {mib:,.1f} MiB each and "
+        f"{num_shared * mib:,.1f} MiB in all; {low} to {high} are useful: {why}"
     )
 
 
@@ -157,11 +172,10 @@ class _Given:
             raise self._wrong(key, "a text that is not empty")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._extra.get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
+    def layerwise(self) -> None:
+        """The guide's switch: there is no other way than by layers here."""
+        if self._extra.get("use_layerwise", True) is not True:
+            raise self._wrong("use_layerwise", "true, or leave it out: kvd works layer by layer")
 
     def count(self, key: str, default: int, least: int, most: int) -> int:
         value = self._extra.get(key, default)

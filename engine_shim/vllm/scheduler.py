@@ -12,9 +12,11 @@ as far as there is room.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from logging import Logger
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from engine_shim.client import KvdClient, KvdRefused
 from engine_shim.client.session import LinkState
@@ -23,17 +25,24 @@ from engine_shim.steps import StepRequest
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import Failure, StepOrder, StepReport
 from engine_shim.vllm.options import ConnectorOptions
+from engine_shim.vllm.parting import Parting, Partings
 from engine_shim.vllm.shares import Scheduled, resident_share, rolling_share
 from engine_shim.vllm.tracked import BlockKeys, Tracked
 
 PAUSE_S: Final = 0.005
 """A request that was refused is not asked for again before: the engine spins while it waits."""
 
+CLOSE_S: Final = 5.0
+"""How long the end waits for kvd to hear the goodbye."""
+
 FAILURES_MAX: Final = 3
 """Steps in a row that may fail one request before it ends, however they failed."""
 
 RETURN_S: Final = 10.0
 """Longest time that a failed step waits for kvd to come back."""
+
+
+R = TypeVar("R")
 
 
 class SchedulerSide:
@@ -63,7 +72,7 @@ class SchedulerSide:
         self._log = logger
         self._chunk = chunk_tokens
         self._per_block = hashes_per_block
-        self._recompute = recompute
+        self.recompute = recompute
         self._size = plan.ring.block_tokens
         self._pool = RequestPool(client, self._size)
         self._requests: dict[str, Tracked] = {}
@@ -75,7 +84,7 @@ class SchedulerSide:
         self._failed: dict[str, Failure] = {}
         self._steps_ordered = 0
         self._steps_done = 0
-        self._parting: list[tuple[Tracked, int]] = []
+        self._parting = Partings(self._pool, logger)
 
     @property
     def is_rolling(self) -> bool:
@@ -109,11 +118,12 @@ class SchedulerSide:
     def _holds_first_chunk(self, tracked: Tracked) -> bool:
         """Whether it has been admitted before, and only the device had no room."""
         pooled = tracked.pooled
-        is_held = pooled is not None and self.is_rolling
-        if is_held and pooled is not None and pooled.generation != self._client.generation:
+        if pooled is None or not self.is_rolling:
+            return False
+        if pooled.generation != self._client.generation:
             self._begin_again(tracked)
             return False
-        return is_held
+        return True
 
     def _admit(self, tracked: Tracked) -> int:
         """Look the prefix up, and in rolling mode reserve the first chunk.
@@ -126,19 +136,16 @@ class SchedulerSide:
         total = tracked.request.num_tokens
         pooled = self._pool.admit(tracked.name, tracked.keys, total)
         tracked.pooled, self._names[tracked.name] = pooled, tracked.request_id
-        if self._plan.draft_layers and pooled.hit_tokens:
-            # Draft rows of a block's last token depend on the token behind it.
-            pooled.blocks.pop()
-            pooled.hit_tokens -= self._size
-            pooled.committed = len(pooled.blocks)
-        if self.is_rolling:
-            end = min(total, pooled.hit_tokens + self._chunk)
-            try:
-                self._pool.extend(pooled, end)
-            except KvdRefused:
-                # Pins of those who wait must not keep those who run from their next block.
-                self._drop(tracked)
-                raise
+        try:
+            if self._plan.draft_layers and pooled.hit_tokens:
+                # Draft rows of a block's last token depend on the token behind it.
+                self._pool.drop_last(pooled)
+            if self.is_rolling:
+                self._pool.extend(pooled, min(total, pooled.hit_tokens + self._chunk))
+        except KvdRefused:
+            # Pins of those who wait must not keep those who run from their next block.
+            self._drop(tracked)
+            raise
         tracked.waits_since = 0.0
         return max(0, pooled.hit_tokens - tracked.local)
 
@@ -146,7 +153,7 @@ class SchedulerSide:
         """A refused admission: later, never, or without the pool."""
         absent = refusal.code != POOL_FULL
         if not self.is_rolling and (not absent or self._options.on_unavailable == "recompute"):
-            tracked.pooled = None
+            self._drop(tracked)
             return 0
         self._refused_at[tracked.request_id] = time.monotonic()
         if tracked.waited() > self._options.deadline_s:
@@ -169,61 +176,95 @@ class SchedulerSide:
             self._begin_again(tracked)
             tracked.blocks, tracked.hit = list(blocks), 0
         elif not self.is_rolling and known > len(pooled.blocks) * self._size:
-            self._drop(
-                tracked
-            )  # tokens between are in nobody's pool: nothing behind them is of use
+            # Tokens between are in nobody's pool: nothing behind them is of use.
+            self._drop(tracked)
         tracked.saved = len(pooled.blocks) * self._size
 
     def _begin_again(self, tracked: Tracked) -> None:
-        """Drop what the request has in the pool; its next look-up has another name."""
+        """Drop what the request has in the pool; its next look-up has another name.
+
+        What steps under way will report of the old name is of no interest any more.
+        """
         self._drop(tracked)
-        tracked.attempt += 1
-        tracked.blocks, tracked.hit, tracked.saved = [], 0, 0
-
-    def _drop(self, tracked: Tracked) -> None:
-        pooled, tracked.pooled = tracked.pooled, None
-        self._forget.append(tracked.name)
         self._names.pop(tracked.name, None)
-        if pooled is not None:
-            self._tell(self._pool.abort, pooled)
+        tracked.attempt += 1
+        tracked.blocks, tracked.hit, tracked.saved, tracked.last_step = [], 0, 0, 0
 
-    def _tell(self, call: Any, pooled: Any) -> None:
-        """Say that blocks are not needed; a kvd that is away drops them by itself."""
-        try:
-            call(pooled)
-        except KvdRefused as refusal:
-            self._log.debug("kvd was not told of %s: %s", pooled.request, refusal)
+    def _drop(self, tracked: Tracked, done: int = -1) -> None:
+        """Part with its blocks; done: tokens that are right and may be found by others."""
+        pooled, tracked.pooled = tracked.pooled, None
+        self._parting.add(Parting(tracked.name, pooled, tracked.last_step, done))
+        self._part()
 
     # A step -----------------------------------------------------------------------------------
 
     def order(self, scheduled: Iterable[Scheduled]) -> StepOrder:
         """What a step loads and saves; commits what earlier steps have computed."""
-        requests, doomed = [], {}
+        shares = list(scheduled)
+        running = {share.request_id for share in shares}
+        requests, others, doomed = [], {}, {}
         self._steps_ordered += 1
-        for share in scheduled:
+        for share in shares:
             tracked = self._requests.get(share.request_id)
             if tracked is None:
                 continue
-            tracked.last_step = self._steps_ordered
-            if share.replaces:
-                tracked.blocks = list(share.new_blocks)
-            else:
-                tracked.blocks.extend(share.new_blocks)
-            if share.start > tracked.reached:
-                tracked.reached, tracked.failures = share.start, 0
+            self._note(tracked, share)
             try:
-                request = self._share(tracked, share)
+                request = self._with_room(running, partial(self._share, tracked, share))
             except KvdRefused as refusal:
                 failure = Failure(refusal.code, str(refusal), tuple(tracked.blocks))
                 doomed[tracked.name] = failure
-                self._names[tracked.name] = tracked.request_id
-                if refusal.code == POOL_FULL:
+                if refusal.code == POOL_FULL and not self._parting:
                     self._end(tracked, failure)
-                continue
-            if request is not None:
-                requests.append(request)
+            else:
+                if request is not None:
+                    requests.append(request)
+                else:
+                    others[tracked.name] = tuple(tracked.blocks)
+            tracked.floors.append((self._steps_ordered, tracked.resident))
         forget, self._forget = tuple(self._forget), []
-        return StepOrder(tuple(requests), self._client.boot_id, forget, doomed)
+        return StepOrder(tuple(requests), self._client.boot_id, forget, doomed, others)
+
+    def _note(self, tracked: Tracked, share: Scheduled) -> None:
+        """What the step says of a request, whatever becomes of it."""
+        tracked.last_step = self._steps_ordered
+        self._names[tracked.name] = tracked.request_id
+        while tracked.floors and tracked.floors[0][0] < self._steps_done:
+            tracked.floors.popleft()
+        if share.replaces:
+            tracked.blocks = list(share.new_blocks)
+        else:
+            tracked.blocks.extend(share.new_blocks)
+        if share.start > tracked.reached:
+            tracked.reached, tracked.failures = share.start, 0
+
+    def _with_room(self, running: Container[str], call: Callable[[], R]) -> R:
+        """What `call` returns; a full pool is tried once more without the blocks of who waits.
+
+        Raises: KvdRefused.
+        """
+        try:
+            return call()
+        except KvdRefused as refusal:
+            if refusal.code != POOL_FULL or not self._take_from_waiting(running):
+                raise
+        return call()
+
+    def _take_from_waiting(self, running: Container[str]) -> bool:
+        """Who waits gives its blocks up for who runs; returns whether there were any."""
+        waiting = [
+            one
+            for one in self._requests.values()
+            if one.pooled is not None
+            and one.request_id not in running
+            # Preempted, or not yet on the device.
+            and not one.request.num_computed_tokens
+        ]
+        for one in waiting:
+            blocks = one.blocks
+            self._begin_again(one)
+            one.blocks = blocks
+        return bool(waiting)
 
     def _share(self, tracked: Tracked, share: Scheduled) -> StepRequest | None:
         """One request's share of the step; None when nothing of it is moved.
@@ -237,7 +278,6 @@ class SchedulerSide:
                     what = f"the blocks of request {tracked.request_id}"
                     raise KvdRefused("pool_lost", what=what)
                 tracked.pooled = self._pool.begin(tracked.name, tracked.keys)
-                self._names[tracked.name] = tracked.request_id
             return rolling_share(self._pool, tracked, share.start, share.start + share.tokens)
         before = tracked.pooled
         is_away = self._client.state is not LinkState.ATTACHED
@@ -290,26 +330,28 @@ class SchedulerSide:
             self._log.warning(
                 "kvd: a step failed request %s: %s: %s", request_id, failure.code, failure.detail
             )
-            if self._recompute:
-                points[request_id] = self._recover(tracked, computed[request_id], failure)
+            if self.recompute:
+                points[request_id] = self._recover(tracked, computed, failure)
         self._failed = {}
         return points
 
-    def _recover(self, tracked: Tracked, computed: int, failure: Failure) -> int:
+    def _recover(self, tracked: Tracked, running: Mapping[str, int], failure: Failure) -> int:
         """Where to go on; the request ends when it fails again and again."""
+        computed = running[tracked.request_id]
         if tracked.failures > FAILURES_MAX:
             self._end(tracked, failure)
             return computed
         blocks = tracked.blocks
-        if not self.is_rolling:
-            self._drop(tracked)
-            return min(computed, tracked.resident)
         self._begin_again(tracked)
         tracked.blocks = blocks
+        if not self.is_rolling:
+            return min(computed, dict(tracked.floors).get(self._steps_done, 0))
         try:
             self._client.wait_attached(min(RETURN_S, self._options.deadline_s))
-            self._admit(tracked)
+            self._with_room(running, partial(self._admit, tracked))
         except KvdRefused as refusal:
+            if refusal.code == POOL_FULL and self._parting:
+                return 0  # its own blocks come free with the steps that are under way
             self._end(tracked, Failure(refusal.code, str(refusal)))
             return computed
         assert tracked.pooled is not None
@@ -332,37 +374,14 @@ class SchedulerSide:
         if tracked is None:
             return
         done = request.num_computed_tokens if ok else -1
-        self._parting.append((tracked, done))
-        self._part()
+        self._drop(tracked, done if self.is_rolling else min(done, tracked.saved))
+        self._names.pop(tracked.name, None)
 
     def _part(self) -> None:
-        """Let go of requests that ended, once no rank saves rows of theirs that kvd knows not of.
-
-        Else the end could come to kvd before the announcement of a save, by another connection.
-        """
-        stay = []
-        for tracked, done in self._parting:
-            if tracked.last_step > self._steps_done:
-                stay.append((tracked, done))
-            else:
-                self._let_go(tracked, done)
-        self._parting = stay
-
-    def _let_go(self, tracked: Tracked, done: int) -> None:
-        self._forget.append(tracked.name)
-        self._names.pop(tracked.name, None)
-        pooled = tracked.pooled
-        if pooled is None:
-            return
-        try:
-            if done >= 0:
-                self._pool.commit(pooled, done if self.is_rolling else min(done, tracked.saved))
-                self._pool.end(pooled)
-            else:
-                self._pool.abort(pooled)
-        except KvdRefused as refusal:
-            self._log.debug("kvd was not told the end of %s: %s", tracked.name, refusal)
+        self._forget.extend(self._parting.settle(self._steps_done))
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Say goodbye: what its requests kept is free then. Idempotent."""
+        with suppress(KvdRefused):
+            self._client.goodbye(CLOSE_S)
         self._client.close()

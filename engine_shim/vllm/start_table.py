@@ -6,6 +6,7 @@ from typing import Final
 
 from engine_shim.vllm.engine_plan import EnginePlan, block_bytes
 from kvd.plan.layout import BlockLayout
+from kvd.plan.ring import largest_chunk, tokens_that_fit
 from kvd.wire.protocol import ABOUT_CHARS_MAX
 
 MIB: Final = 1 << 20
@@ -52,7 +53,7 @@ def start_table(plan: EnginePlan, chunk_tokens: int) -> str:
     stock = sum(part.row_bytes for parts in ring.layers for part in parts) * tokens
     stride = BlockLayout(plan.layout).stride
     blocks = plan.num_blocks
-    fit, stock_fit = (max(0, count - 1) * tokens for count in (blocks, plan.stock_blocks))
+    fit, stock_fit = (tokens_that_fit(count, tokens) for count in (blocks, plan.stock_blocks))
     rows = [
         ("", "one buffer a layer", plan.mode),
         ("device, all blocks", _mib(stock * blocks), _mib(ring.device_bytes)),
@@ -60,7 +61,11 @@ def start_table(plan: EnginePlan, chunk_tokens: int) -> str:
         ("host, all blocks", _mib(0), _mib(stride * (blocks - 1))),
         ("blocks in this device memory", str(plan.stock_blocks), str(blocks)),
         ("tokens that fit", str(stock_fit), str(fit)),
-        ("largest chunk now", str(min(chunk_tokens, stock_fit)), str(min(chunk_tokens, fit))),
+        (
+            "largest chunk now",
+            str(largest_chunk(plan.stock_blocks, tokens, chunk_tokens)),
+            str(largest_chunk(blocks, tokens, chunk_tokens)),
+        ),
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
     lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, overload
@@ -53,6 +54,7 @@ class Tracked:
     hit:       tokens that were to be loaded beyond those.
     saved:     tokens whose rows are in the pool, or on their way (resident mode).
     resident:  tokens that its device blocks held before its last step (resident mode).
+    floors:    (step, `resident` of it) of its steps that may not be reported yet.
     reached:   most tokens that a step of it has begun with.
     failures:  steps that failed it since then.
     last_step: number of its last step.
@@ -68,6 +70,7 @@ class Tracked:
     hit: int = 0
     saved: int = 0
     resident: int = 0
+    floors: deque[tuple[int, int]] = field(default_factory=deque)
     reached: int = -1
     failures: int = 0
     last_step: int = 0
@@ -80,12 +83,12 @@ class Tracked:
 
     @property
     def name(self) -> str:
-        """The name of the present attempt in kvd; at most 256 characters."""
+        """The name of the present attempt in kvd; at most 256 characters, and no other's."""
         name = self.request_id
         if len(name) > NAME_CHARS_MAX:
             digest = hashlib.sha256(name.encode()).hexdigest()[:16]
             name = f"{name[: NAME_CHARS_MAX - 17]}~{digest}"
-        return f"{name}~{self.attempt}" if self.attempt else name
+        return f"{name}~{self.attempt}" if self.attempt or "~" in name else name
 
     def waited(self) -> float:
         """Seconds since it was first refused in a row; the first call begins it."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from logging import Logger
 from typing import Final
 
-from engine_shim.client import ClientOptions, KvdClient, KvdRefused, MemberIdentity
+from engine_shim.client import KvdClient, KvdRefused, MemberIdentity
 from engine_shim.device import Device, DeviceMemory
 from engine_shim.pipeline import PipelineOptions, PrefillPipeline
 from engine_shim.steps import StepFailed
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import Failure, StepOrder, StepReport
-from engine_shim.vllm.options import ConnectorOptions
+from engine_shim.vllm.options import ConnectorOptions, client_options
 from kvd.plan.layout import BlockLayout
 
 CLOSE_S: Final = 5.0
@@ -93,9 +93,7 @@ class WorkerSide:
             memory_bytes=num_bytes,
         )
         with ExitStack() as undo:
-            self.client = KvdClient(
-                identity, options.runtime_dir, ClientOptions(deadline_s=options.deadline_s)
-            )
+            self.client = KvdClient(identity, options.runtime_dir, client_options(options))
             undo.callback(self.client.close)
             self.client.open()
             self._pipeline = PrefillPipeline(
@@ -128,13 +126,15 @@ class WorkerSide:
     # A step -----------------------------------------------------------------------------------
 
     def begin(self, order: StepOrder) -> None:
-        """The forward pass of a step begins."""
+        """The forward pass of a step begins; it stays closed when nothing moves and all is free."""
         for attempt in order.forget:
             self._pipeline.forget(attempt)
         self._order, self._failure, self._gated = order, None, -1
         self._report, self._bad_blocks = StepReport(), set()
         for attempt, failure in order.doomed.items():
             self._blame(attempt, failure)
+        if not order.requests and self._pipeline.is_quiet:
+            return
         self._pipeline.begin_step(
             order.requests, self._options.deadline_s, order.boot_id if order.requests else None
         )
@@ -203,8 +203,12 @@ class WorkerSide:
             if failure is not None:
                 said = Failure(failure.code, failure.detail, request.device_blocks)
                 self._blame(request.request, said)
-        if self._failure is not None and self._failure.slot >= 0:
-            self._rebind(self._failure.slot)
+        if self._failure is not None:
+            # What moves nothing was written and read in the same buffers.
+            for attempt, blocks in self._order.others.items():
+                self._blame(attempt, Failure(self._failure.code, self._failure.detail, blocks))
+            if self._failure.slot >= 0:
+                self._rebind(self._failure.slot)
 
     def _rebind(self, slot: int) -> None:
         layers = self._layers_in(slot)

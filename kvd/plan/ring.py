@@ -172,6 +172,19 @@ def plan_ring(
     )
 
 
+def tokens_that_fit(num_blocks: int, block_tokens: int) -> int:
+    """Tokens that an engine with so many blocks holds at once; block 0 is its null block."""
+    return max(0, num_blocks - 1) * block_tokens
+
+
+def largest_chunk(num_blocks: int, block_tokens: int, step_tokens: int) -> int:
+    """The largest chunk of a prompt that one step can compute.
+
+    Args: step_tokens: most tokens that the engine computes in a step.
+    """
+    return min(step_tokens, tokens_that_fit(num_blocks, block_tokens))
+
+
 def _main_parts(parts: PartsOfLayer) -> PartsOfLayer:
     return tuple(part for part in parts if part.name not in COMPANIONS)
 

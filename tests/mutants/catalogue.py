@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants import (
     adoption_mutants,
     block_mutants,
+    connector_mutants,
     evict_mutants,
     hot_mutants,
     machine_mutants,
@@ -24,4 +25,5 @@ MUTANTS: Final = (
     *shim_mutants.MUTANTS,
     *hot_mutants.MUTANTS,
     *sum_mutants.MUTANTS,
+    *connector_mutants.MUTANTS,
 )

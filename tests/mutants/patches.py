@@ -35,6 +35,13 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/test_pipeline_pressure.py",
             "tests/unit/engine_shim/test_copy_order.py",
         ),
+        "connector scheduler": (
+            "tests/unit/engine_shim/vllm/test_scheduler_side.py",
+            "tests/unit/engine_shim/vllm/test_scheduler_failures.py",
+        ),
+        "connector worker": ("tests/unit/engine_shim/vllm/test_worker_side.py",),
+        "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
+        "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
     }

@@ -38,7 +38,7 @@ MUTANTS: Final = (
     Mutant(
         "saves that are needed are shed with those that are not",
         "engine_shim.pipeline",
-        "        return tuple(request for request in step.requests if not request.optional)\n",
+        "        return tuple(request for request in live if not request.optional)\n",
         "        return ()\n",
         ("shim under pressure",),
     ),

@@ -40,10 +40,10 @@ MUTANTS: Final = (
         CAUGHT,
     ),
     Mutant(
-        "a load of damaged blocks counts as well ended",
+        "damage is reported only of loads that have failed altogether",
         "kvd.core.slot_ops",
-        "        if event.ok and not event.bad:\n",
-        "        if event.ok:\n",
+        "        if event.bad:\n",
+        "        if event.bad and not event.ok:\n",
         CAUGHT,
     ),
     Mutant(

@@ -195,7 +195,7 @@ def _gap(got: Answer, wanted: Answer, at: int) -> float:
     """
     both = got.top[at].keys() & wanted.top[at].keys()
     gaps = [abs(got.top[at][token] - wanted.top[at][token]) for token in both]
-    return max(abs(got.logprobs[at] - wanted.logprobs[at]), *gaps)
+    return max([abs(got.logprobs[at] - wanted.logprobs[at]), *gaps])
 
 
 def _look_here(path: Path) -> None:

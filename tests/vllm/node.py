@@ -68,7 +68,7 @@ class Node(OwnDaemon):
         """Attached engines."""
         status, document = self.get("/v1/engines")
         assert status == 200, document
-        return list(document["engines"])
+        return list(document["items"])
 
     def story(self, of: str) -> str:
         """What kvd tells of a block, slot or request, as JSON text."""

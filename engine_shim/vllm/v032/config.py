@@ -98,18 +98,15 @@ def check_rolling(vllm_config: Any) -> None:
 
     Raises: UnsupportedEngine.
     """
-    from vllm.config import CUDAGraphMode
-
     if "producer" not in role_of(vllm_config) and role_of(vllm_config) != "kv_both":
         raise UnsupportedEngine(
             f"kv_role is {role_of(vllm_config)}; rolling layer buffers need kv_producer (or "
             "kv_both): set it, or offload to resident"
         )
-    graphs = vllm_config.compilation_config.cudagraph_mode
-    if not vllm_config.model_config.enforce_eager and graphs not in (None, CUDAGraphMode.NONE):
+    if not vllm_config.model_config.enforce_eager:
         raise UnsupportedEngine(
-            f"cudagraph_mode is {graphs}; rolling layer buffers need eager mode: give "
-            "--enforce-eager, or set offload to resident"
+            "rolling layer buffers need eager mode, in which the gate of each buffer is asked "
+            "between layers: give --enforce-eager, or set offload to resident"
         )
 
 

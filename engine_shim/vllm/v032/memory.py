@@ -100,6 +100,11 @@ def check_placed(plan: EnginePlan, memory: MemfdMemory, caches: Mapping[str, Any
     view = memory.mapping.view()
     try:
         base = torch.frombuffer(view, dtype=torch.int8).data_ptr()
+        strangers = set(caches) ^ set(plan.placements())
+        if strangers:
+            raise UnsupportedEngine(
+                f"caches that kvd has no buffer for, or that are missing: {sorted(strangers)}"
+            )
         for name, (offset, page) in plan.placements().items():
             tensor = caches[name]
             stride = tensor.stride(0) * tensor.element_size()

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from engine_shim.client import ClientOptions, KvdClient, MemberIdentity
+from engine_shim.client import KvdClient, MemberIdentity
 from engine_shim.vllm.engine_plan import EnginePlanner
 from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import buffer_warning
+from engine_shim.vllm.options import buffer_warning, client_options
 from engine_shim.vllm.start_table import merge_line, start_table
 from engine_shim.vllm.v032 import config, memory, specs
 
@@ -51,9 +51,6 @@ def _planned(original: Any) -> Any:
     def get_kv_cache_configs(vllm_config: Any, declared: Any, available: list[int]) -> Any:
         if config.connector_entry(vllm_config) is None or not any(declared):
             return original(vllm_config, declared, available)
-        options = config.options_of(vllm_config)
-        if not options.use_layerwise:
-            return original(vllm_config, declared, available)
         return _plan(original, vllm_config, declared, available)
 
     return get_kv_cache_configs
@@ -69,9 +66,9 @@ def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) 
     planner = EnginePlanner(options, shape, specs.caches_of(vllm_config, declared[0]))
     if options.ignored:
         log.warning("kvd: these options have no effect: %s", ", ".join(options.ignored))
-    if warning := buffer_warning(options.num_shared):
-        log.warning("kvd: %s", warning)
     plan = planner.plan(min(available), _pool_blocks(vllm_config, planner))
+    if warning := buffer_warning(options.num_shared, plan.shared_bytes):
+        log.warning("kvd: %s", warning)
     if plan.mode == "rolling":
         config.check_rolling(vllm_config)
         # The device holds another layer's rows: vLLM's own hits would read those.
@@ -99,7 +96,7 @@ def _pool_blocks(vllm_config: Any, planner: EnginePlanner) -> int:
         layout=planner.layout,
         store=options.backend,
     )
-    with KvdClient(identity, options.runtime_dir, ClientOptions(deadline_s=10.0)) as client:
+    with KvdClient(identity, options.runtime_dir, client_options(options)) as client:
         return client.num_blocks
 
 
@@ -130,6 +127,8 @@ def _failed_requests(original: Any) -> Any:
             - num_scheduled_tokens.get(request.request_id, 0)
             for request in self.running
         }
+        # As a child of MultiConnector the connector is not told the policy: it is the engine's.
+        side.recompute = self.recompute_kv_load_failures
         points = side.restart_points(computed)
         for request in self.running:
             if request.request_id in points:

@@ -188,9 +188,10 @@ class FakeKvd:
         assert isinstance(answer, res.ItemStatuses)
         return list(answer.codes) or [""] * len(items)
 
-    def unpin(self, request: str) -> None:
+    def unpin(self, request: str, blocks: Sequence[int] | None = None) -> None:
         """See `BlockClient`."""
-        self.handle(ev.RequestEnded(1, MEMBER, request))
+        some = None if blocks is None else tuple(blocks)
+        self.handle(ev.RequestEnded(1, MEMBER, request, some))
 
     def abort(self, request: str) -> None:
         """See `BlockClient`."""
