@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine_shim.client import KvdRefused, Tenancy
-from engine_shim.copy_threads import OF_ONE_REQUEST
 from engine_shim.layer_rows import SAVER, LayerRows
+from engine_shim.load_failures import OF_ONE_REQUEST
 from engine_shim.steps import StepRequest
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.messages import Failure, StepOrder, StepReport

@@ -33,13 +33,16 @@ GUIDE = """{
 Wrong = tuple[str, list[object]]
 
 NOT_A_TEXT: Wrong = ("a text that is not empty", ["", None, 1, True, ["x"]])
-NOT_A_FLAG: Wrong = ("true or false", ["true", 1, 0, None])
+NOT_LAYERWISE: Wrong = (
+    "true, or leave it out: kvd works layer by layer",
+    [False, "true", 1, 0, None],
+)
 NOT_A_COUNT: list[object] = [True, 1.0, "1", None, [1]]
 
 WRONG: dict[str, Wrong] = {
     "backend": NOT_A_TEXT,
     "kvd_runtime_dir": NOT_A_TEXT,
-    "use_layerwise": NOT_A_FLAG,
+    "use_layerwise": NOT_LAYERWISE,
     "layerwise_num_shared_buffers": (
         f"a whole number from 1 to {SHARED_MAX}",
         [*NOT_A_COUNT, 0, -1, SHARED_MAX + 1],
@@ -113,7 +116,6 @@ def test_nothing_given_is_the_defaults() -> None:
         ("kvd_deadline_s", 1, "deadline_s", 1.0),
         ("kvd_deadline_s", DEADLINE_MAX_S, "deadline_s", DEADLINE_MAX_S),
         ("kvd_runtime_dir", "/run/other", "runtime_dir", "/run/other"),
-        ("use_layerwise", False, "use_layerwise", False),
     ],
 )
 def test_limits_are_allowed(key: str, value: object, field: str, parsed: object) -> None:
@@ -155,6 +157,7 @@ def test_keys_of_other_connectors_are_named_and_not_read(key: str) -> None:
     [(None, ""), (2, ""), (3, ""), (4, ""), (1, "never hidden"), (5, "hide no more")],
 )
 def test_unusual_numbers_of_buffers_are_warned_of(num_shared: int | None, why: str) -> None:
-    warning = buffer_warning(num_shared)
+    warning = buffer_warning(num_shared, 3 << 19)
     assert why in warning
     assert bool(warning) == bool(why)
+    assert ("1.5 MiB each" in warning) == bool(why)
