@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from engine_shim.reference.demo.processes import kill, popen
+from engine_shim.reference.demo.leash import popen
+from engine_shim.reference.demo.processes import kill
 from tests.vllm.engines import Answer
 
 ROOT: Final = Path(__file__).resolve().parents[2]

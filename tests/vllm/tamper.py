@@ -31,12 +31,12 @@ def watch_steps(patch: pytest.MonkeyPatch, seen: Callable[[WorkerSide, StepOrder
     patch.setattr(WorkerSide, "begin", watched)
 
 
-def damage(worker: WorkerSide, request: StepRequest, at: int, layer: int) -> None:
-    """Change one byte of a block of a request in the pool."""
+def damage(worker: WorkerSide, request: StepRequest, at: int, layer: int, part: int = 0) -> None:
+    """Change one byte of a block of a request in the pool, in a part of a layer."""
     pool = worker.client.pool
     assert pool is not None
     layout = BlockLayout(worker.plan.layout)
-    offset = request.pool_blocks[at] * layout.stride + layout.spans(layer)[0].offset + 100
+    offset = request.pool_blocks[at] * layout.stride + layout.spans(layer)[part].offset + 100
     old = pool.read_bytes(offset, 1)
     pool.write_bytes(offset, bytes([old[0] ^ 0x40]))
 

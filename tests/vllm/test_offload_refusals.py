@@ -14,7 +14,7 @@ from engine_shim.vllm.options import OptionError
 from tests.vllm.engines import Engine, assert_same, prompt
 from tests.vllm.node import Node
 
-ROLLING: Final = {"offload": "rolling", "layerwise_num_shared_buffers": 3}
+ROLLING: Final[dict[str, Any]] = {"offload": "rolling", "layerwise_num_shared_buffers": 3}
 
 WRONG: Final[dict[str, tuple[dict[str, Any], type[Exception], str]]] = {
     "no buffers": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -121,6 +122,45 @@ def test_auto_decides_by_what_fits(stock: list[Answer]) -> None:
         with Engine("llama", kv_transfer_config=auto, **large) as engine:
             assert "rolling" in offload_of(node)
             assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+
+
+def test_many_requests_with_shared_prefixes_while_blocks_are_evicted() -> None:
+    stems = [prompt(70 + at, 256) for at in range(3)]
+    many = [stems[at % 3][: 128 * (at % 2 + 1)] + prompt(80 + at, 60 + 9 * at) for at in range(18)]
+    how = HOW | {"max_model_len": 640}
+    with Engine("llama", enable_prefix_caching=False, **how) as engine:
+        wanted = engine.generate(many, NEW_TOKENS)
+    # 12 blocks: requests that run leave little room for what others would find.
+    with Node("pool.size=4718592B") as node:
+        with Engine("llama", kv_transfer_config=node.rolling(2), **how) as engine:
+            for _ in range(2):
+                got = engine.generate(many, NEW_TOKENS)
+                assert_same(got, wanted)
+            assert any(answer.num_cached for answer in got), "nothing was ever found"
+        assert node.counter("blocks_evicted") > 0
+        assert node.counter("checksum_mismatches") == 0
+
+
+def test_as_a_child_of_multi_connector(stock: list[Answer], tmp_path: Path) -> None:
+    with Node() as node:
+        ours = node.rolling(3)
+        other = {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+        }
+        policy = ours.pop("kv_load_failure_policy")
+        transfer = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_producer",
+            "kv_load_failure_policy": policy,
+            "kv_connector_extra_config": {"connectors": [ours, other]},
+        }
+        with Engine("llama", kv_transfer_config=transfer, **HOW) as engine:
+            assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+            again = engine.generate(asked(), NEW_TOKENS)
+            assert_same(again, stock)
+            assert [answer.num_cached for answer in again] == [384, 256, 384]
 
 
 def offload_of(node: Node) -> str:

@@ -7,6 +7,8 @@ from typing import Final
 import pytest
 
 from engine_shim.testing import Delay, Rule
+from engine_shim.vllm.messages import StepOrder
+from engine_shim.vllm.worker import WorkerSide
 from tests.vllm import tamper
 from tests.vllm.engines import Engine, assert_same, prompt
 from tests.vllm.node import Node
@@ -43,3 +45,27 @@ def test_sparse_models_say_on_rolling_buffers_what_they_say_without(
                 found = [(len(tokens) - 1) // size * size for tokens in asked()]
                 assert [answer.num_cached for answer in again] == found
                 assert_same(again, stock)
+
+
+def test_damaged_indexer_keys_void_their_layer_s_rows_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = "deepseek_v32"
+    done: list[str] = []
+
+    def seen(worker: WorkerSide, order: StepOrder) -> None:
+        for request in order.requests:
+            if request.num_computed == 512 and not done:
+                done.append(request.request)
+                tamper.damage(worker, request, 1, 2, part=1)
+
+    with Engine(model, enable_prefix_caching=False, **HOW) as engine:
+        stock = engine.generate(asked(), NEW_TOKENS)
+    with Node() as node:
+        transfer = node.rolling(3, policy="recompute")
+        with Engine(model, kv_transfer_config=transfer, **HOW) as engine:
+            engine.generate(asked(), 1)
+            tamper.watch_steps(monkeypatch, seen)
+            assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+        assert done
+        assert node.counter("checksum_mismatches") == 1
