@@ -183,7 +183,7 @@ class Loader:
     def _missing(self, step: Step, layer: int, slot: int, is_bound: bool) -> Missing:
         """Requests whose rows the slot lacks, and how many of them it has."""
         missing = []
-        for request in step.live:
+        for request in step.live_in(layer):
             held = self._contents.held(slot, layer, request.request)
             have = max(held, request.resident) if is_bound else held
             if have < request.num_computed:

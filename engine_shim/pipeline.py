@@ -45,12 +45,15 @@ class PipelineOptions:
     shard:       the span of each layer that this rank loads and saves.
     opaque:      blocks are moved whole (see `LayerRows`).
     contributes: whether it saves and offers rows (MLA: rank 0 only).
+    drafts:      layers that a step may skip: nobody's answer depends on their rows. From then on
+                 nothing of them is loaded or saved for the requests of that step.
     saves_max:   layers whose saves have not ended; from so many on optional rows are not saved.
     """
 
     shard: int = 0
     opaque: bool = False
     contributes: bool = True
+    drafts: frozenset[int] = frozenset()
     saves_max: int = 256
     close_s: float = 30.0
 
@@ -111,6 +114,7 @@ class PrefillPipeline:
         self._shed_blocks = 0
         self._waited_ns = 0
         self._has_offered = False
+        self._rows_gone: set[str] = set()
         self.failed_requests: Mapping[str, StepFailed] = {}
         """Requests of the last step that failed alone, and why."""
 
@@ -160,6 +164,8 @@ class PrefillPipeline:
             lost = None if request.optional else self._saver.lost(request.request)
             if lost is not None:
                 step.fail_request(request.request, lost)
+        if self._options.drafts and self._rows_gone:
+            step.skips(self._options.drafts, frozenset(self._rows_gone))
         self._loader.start(step, self._ring)
 
     def _is_idle(self, request: StepRequest) -> bool:
@@ -218,7 +224,7 @@ class PrefillPipeline:
         event = self._device.event()
         self._compute.record(event)
         gives = self._options.contributes
-        saved = self._to_save(step) if gives else ()
+        saved = self._to_save(step, layer) if gives else ()
         saves = self._rows.save_items(saved)
         reads = self._rows.read_items(step.live) if gives else []
         self._has_offered = self._has_offered or bool(reads)
@@ -302,6 +308,7 @@ class PrefillPipeline:
 
     def _skip(self, step: Step) -> None:
         """Compute ended without some layers: the slots that were taken for them are let go."""
+        self._rows_gone.update(request.request for request in step.requests)
         step.end_layers()
         step.loads_issued.wait(step.seconds_left() + 1.0)
         self._let_go(step)
@@ -338,6 +345,7 @@ class PrefillPipeline:
         """The request has ended: what slots hold of it is void."""
         self._contents.forget(request)
         self._saver.forget(request)
+        self._rows_gone.discard(request)
 
     def rebind(self, slot: int) -> bool:
         """Between steps: move the layers of a quarantined slot to a spare.
@@ -368,12 +376,12 @@ class PrefillPipeline:
             raise self._step.failure
         return self._step
 
-    def _to_save(self, step: Step) -> tuple[StepRequest, ...]:
+    def _to_save(self, step: Step, layer: int) -> tuple[StepRequest, ...]:
         """The requests whose rows of the next layer are saved.
 
         A block with one layer missing is of no use, so what is shed once stays shed.
         """
-        live = step.live
+        live = step.live_in(layer)
         optional = [request for request in live if request.optional]
         if optional and not step.is_shed and self._order.saves_open >= self._options.saves_max:
             step.is_shed = True

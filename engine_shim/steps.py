@@ -163,6 +163,7 @@ class Step:
         self._failure: StepFailed | None = None
         self._failed: dict[str, StepFailed] = {}
         self._is_over = False
+        self._skipped: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
         self.loads_issued = threading.Event()
 
     @property
@@ -193,6 +194,17 @@ class Step:
         if not failed:
             return self.requests
         return tuple(request for request in self.requests if request.request not in failed)
+
+    def skips(self, layers: frozenset[int], requests: frozenset[str]) -> None:
+        """Rows of these requests are missing in these layers: none are loaded or saved there."""
+        self._skipped = (layers, requests)
+
+    def live_in(self, layer: int) -> tuple[StepRequest, ...]:
+        """The requests that have not failed, and whose rows of this layer are there."""
+        layers, requests = self._skipped
+        if layer not in layers:
+            return self.live
+        return tuple(request for request in self.live if request.request not in requests)
 
     def fail_request(self, request: str, failure: StepFailed) -> None:
         """One request's rows are not to be used; the first failure counts."""

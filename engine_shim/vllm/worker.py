@@ -107,6 +107,7 @@ class WorkerSide:
                     shard=rank.shard,
                     opaque=plan.opaque,
                     contributes=rank.contributes,
+                    drafts=frozenset(plan.draft_layers),
                     close_s=CLOSE_S,
                 ),
             )

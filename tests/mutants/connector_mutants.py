@@ -28,15 +28,15 @@ MUTANTS: Final = (
     Mutant(
         "an idle step ignores saves in flight",
         "engine_shim.pipeline",
-        "step.is_clear = step.is_idle and not self._order.saves_open and not self._has_offered\n",
-        "step.is_clear = step.is_idle and not self._has_offered\n",
+        "        return not (self._ring.reuse or self._order.saves_open or self._has_offered)\n",
+        "        return not (self._ring.reuse or self._has_offered)\n",
         PIPELINE,
     ),
     Mutant(
         "an idle step ignores reads that were offered",
         "engine_shim.pipeline",
-        "step.is_clear = step.is_idle and not self._order.saves_open and not self._has_offered\n",
-        "step.is_clear = step.is_idle and not self._order.saves_open\n",
+        "        return not (self._ring.reuse or self._order.saves_open or self._has_offered)\n",
+        "        return not (self._ring.reuse or self._order.saves_open)\n",
         PIPELINE,
     ),
     Mutant(

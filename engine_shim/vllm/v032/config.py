@@ -81,9 +81,10 @@ def check_engine(vllm_config: Any) -> None:
         value = getattr(parallel, name, 1)
         if value > 1:
             raise UnsupportedEngine(f"{name} is {value}; kvd does not support {label}: set it to 1")
-    if vllm_config.scheduler_config.async_scheduling and vllm_config.speculative_config:
+    if vllm_config.scheduler_config.async_scheduling:
         raise UnsupportedEngine(
-            "async_scheduling is on with speculative decoding; give --no-async-scheduling"
+            "async_scheduling is on: what a failed step computed could go out before kvd's workers "
+            "are heard; give --no-async-scheduling"
         )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if "xxhash" in algorithm:

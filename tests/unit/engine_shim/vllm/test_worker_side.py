@@ -111,6 +111,21 @@ def test_skipped_draft_layers_keep_the_gate_right(make: Make, skipped: tuple[int
     assert engine.prefill("b", TEXT) == 0
 
 
+def test_a_step_that_drafts_again_waits_for_no_rows_of_the_skipped_one(make: Make) -> None:
+    """Rows that were never written are not waited for; base layers are as right as ever."""
+    engine = make((), toy_plan(drafts=1))
+    pooled = engine.admit("a", TEXT)
+    engine.skipped = (LAYERS - 1,)
+    engine.step((engine.request(pooled, 0, 6), TEXT))
+    engine.skipped = ()
+    report = engine.step((engine.request(pooled, 6, 12), TEXT))
+    assert report is None or not report.failed
+    assert {line.split()[2] for line in engine.wrong} <= {str(LAYERS - 1)}, "a base layer is wrong"
+    engine.kvd.abort("a")
+    engine.worker.pipeline.forget("a")
+    assert engine.prefill("b", TEXT) == 0
+
+
 # Failures -------------------------------------------------------------------------------------
 
 
