@@ -37,7 +37,8 @@ def guarded(program: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            process.kill()
+            assert process.stdin is not None
+            process.stdin.close()  # the guard of a test that failed ends its server, too
 
 
 def family(process: subprocess.Popen[str]) -> list[int]:
