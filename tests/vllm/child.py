@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -54,6 +56,7 @@ class Child:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env=environment,
+            process_group=0,
         )
         order = {
             "model": model,
@@ -84,7 +87,9 @@ class Child:
         ]
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9, of all its processes: those of vLLM outlive the one that started them."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         kill(self.process)
 
     def wait(self) -> int:

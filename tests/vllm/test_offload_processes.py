@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import pytest
+
 from engine_shim.reference.demo.processes import pause
 from tests.vllm.child import Child, Round
 from tests.vllm.engines import Engine, assert_same, prompt
 from tests.vllm.node import Node
+
+pytestmark = pytest.mark.timeout(400)  # engines of several processes start in a minute under load
 
 NEW_TOKENS: Final = 6
 HOW: Final = {"max_num_batched_tokens": 256}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -63,15 +64,19 @@ class Engine:
         self.device.bind_thread()
         self.memory = self.device.alloc(self.plan.device()[1], "slots")
         self.moves: list[tuple[int, int]] = []
-        self.worker = WorkerSide(
-            self.plan,
-            ConnectorOptions(deadline_s=deadline_s),
-            Rank("engine", 0, 1, 0, 0, True),
-            self.device,
-            self.memory,
-            logging.Logger("toy", logging.CRITICAL),
-            moved=lambda layer, slot: self.moves.append((layer, slot)),
-        )
+        with ExitStack() as undo:
+            undo.callback(self.device.close, 5_000_000_000)
+            undo.callback(self.memory.close)
+            self.worker = WorkerSide(
+                self.plan,
+                ConnectorOptions(deadline_s=deadline_s),
+                Rank("engine", 0, 1, 0, 0, True),
+                self.device,
+                self.memory,
+                logging.Logger("toy", logging.CRITICAL),
+                moved=lambda layer, slot: self.moves.append((layer, slot)),
+            )
+            undo.pop_all()
         self.pool = RequestPool(self.kvd, TOKENS)
         self.gate = "before"
         self.skipped: tuple[int, ...] = ()
