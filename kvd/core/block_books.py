@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from kvd.core.block_columns import U32, BlockColumns
 from kvd.core.block_types import BlockKey, BlockShape, BlockState, Changes, Fill
@@ -92,6 +93,57 @@ class BlockBooks:
             raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
         if (block, layer) in self.span_readers:
             raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
+
+    def check_saves(
+        self,
+        engine: str,
+        blocks: Sequence[int],
+        layer: int,
+        shard: int,
+        tokens: Sequence[int],
+        requests: Sequence[str],
+    ) -> None:
+        """`check_save` of many blocks; raises for the first that is refused, as it would.
+
+        Layers of long prompts are saved in hundreds of blocks: what is the same for all of them is
+        looked up once.
+        """
+        fills, state, total = self.fills, self.state, self.total
+        span, most = self.shape.span(layer, shard), self.shape.block_tokens
+        loads, readers = self.span_loads, self.span_readers
+        for block, count, request in zip(blocks, tokens, requests, strict=True):
+            fill = fills.get(block) if block < total else None
+            if (
+                fill is None
+                or state[block] == BlockState.POISONED
+                or span in fill.open
+                or fill.owner.engine != engine
+                or (request and request != fill.owner.request)
+                or not 0 < count <= most
+                or (loads and (block, span) in loads)
+                or (readers and (block, layer) in readers)
+            ):
+                self.check_save(engine, block, layer, shard, count, request)
+
+    def check_loads(
+        self, owner: RequestKey, blocks: Sequence[int], layer: int, shard: int, tokens: int
+    ) -> None:
+        """`check_load` of the blocks of `tokens` tokens, in order; raises for the first refused."""
+        state, pins, fills, total = self.state, self.pins, self.fills, self.total
+        have, size = self.columns.tokens, self.shape.block_tokens
+        span, left = self.shape.span(layer, shard), tokens
+        for block in blocks:
+            want = min(size, left)
+            left = max(0, left - size)
+            if 0 <= block < total and owner in pins.get(block, ()):
+                found = state[block]
+                if found == BlockState.READY and have[block] >= want:
+                    continue
+                if found == BlockState.FILLING:
+                    fill = fills[block]
+                    if span not in fill.open and fill.tokens[span] >= want:
+                        continue
+            self.check_load(owner, block, layer, shard, want)
 
     def check_load(
         self, owner: RequestKey, block: int, layer: int, shard: int, tokens: int

@@ -47,8 +47,8 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
             if not counted or taken.intersection(save.blocks):
                 raise LocalError("frame_malformed", detail="targets of a save do not add up")
             taken.update(save.blocks)
-            for block, tokens, name in zip(save.blocks, save.tokens, names, strict=True):
-                table.check_save(member.ref.engine, block, event.layer, member.shard, tokens, name)
+            engine = member.ref.engine
+            table.check_saves(engine, save.blocks, event.layer, member.shard, save.tokens, names)
     if event.reads:
         m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
         if any(spec.pool_blocks for spec in event.reads):
@@ -179,10 +179,7 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
             raise LocalError("request_ended", request=load.request, detail=request.ended)
         if not 0 < load.tokens <= size * len(load.blocks):
             raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
-        left = load.tokens
-        for block in load.blocks:
-            table.check_load(owner, block, event.layer, member.shard, min(size, left))
-            left = max(0, left - size)
+        table.check_loads(owner, load.blocks, event.layer, member.shard, load.tokens)
 
 
 def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) -> None:

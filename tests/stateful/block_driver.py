@@ -72,12 +72,15 @@ class BlockDriver:
         owner = self.model.blocks[blocks[0]].owner
         assert owner is not None
         codes = [self.check_save(owner.engine, block, span, count) for block in blocks]
+        counts, names = [count] * len(blocks), [""] * len(blocks)
+        engine, table = owner.engine, self.table
+        together = self.code(lambda: table.check_saves(engine, blocks, *span, counts, names))
+        assert together == next((code for code in codes if code), "")
         save = self.save_id(self.serial)
         if any(codes):
             return save
         self.serial += 1
-        counts = tuple(count for _ in blocks)
-        self.table.begin_save(save, *span, tuple(blocks), counts)
+        self.table.begin_save(save, *span, tuple(blocks), tuple(counts))
         self.model.begin_save(save, span, dict.fromkeys(blocks, count))
         return save
 
@@ -94,6 +97,9 @@ class BlockDriver:
         else:
             wanted = "span_unwritten" if have < tokens else ""
         assert self.code(lambda: self.table.check_load(owner, block, *span, tokens)) == wanted
+        if 0 < tokens <= SHAPE.block_tokens:
+            many = self.code(lambda: self.table.check_loads(owner, [block], *span, tokens))
+            assert many == wanted
 
     def check_save(self, engine: str, block: int, span: tuple[int, int], count: int) -> str:
         """Ask whether a save may start; the answer must be the model's. Returns its code."""
