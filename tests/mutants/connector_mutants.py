@@ -49,7 +49,7 @@ MUTANTS: Final = (
     Mutant(
         "rows of a request that has failed are saved on",
         "engine_shim.pipeline",
-        "        live = step.live\n        optional = ",
+        "        live = step.live_in(layer)\n        optional = ",
         "        live = step.requests\n        optional = ",
         PIPELINE,
     ),
