@@ -13,9 +13,8 @@ Missing = list[tuple[StepRequest, int]]
 
 OF_ONE_REQUEST: Final = frozenset(
     {
+        "block_not_reserved",
         "block_poisoned",
-        "block_not_ready",
-        "block_unknown",
         "request_ended",
         "span_busy",
         "span_unwritten",

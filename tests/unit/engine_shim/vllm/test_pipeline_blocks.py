@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 
 from engine_shim.client import Ticket
+from engine_shim.load_failures import OF_ONE_REQUEST
 from engine_shim.steps import StepFailed, StepRequest, Target
 from engine_shim.testing import Hang, Rule
 from kvd.core import slot_events as se
+from kvd.core.errors import CATALOGUE
 from tests.unit.engine_shim.vllm.plans import TOKENS
 from tests.unit.engine_shim.vllm.toy_worker import LAYERS, ROW, Engine, row_of, toy_plan
 
@@ -195,6 +197,24 @@ def test_a_load_that_is_refused_fails_its_request_alone(make: Make, at: int) -> 
     engine.kvd.wait_all_free()
     assert engine.step((engine.request(other, 6, 12, 12), OTHER)) is None
     assert not engine.wrong
+
+
+def test_a_request_that_kvd_let_go_fails_alone(make: Make) -> None:
+    """Its pins are gone: kvd says that the blocks are not its own."""
+    engine = make()
+    engine.prefill("a", TEXT, 64)
+    pooled, other = engine.admit("b", TEXT), engine.admit("c", OTHER)
+    shares = (engine.request(pooled, 40, 43), TEXT), (engine.request(other, 0, 6, 12), OTHER)
+    engine.kvd.unpin("b")
+    report = engine.step(*shares)
+    assert report is not None
+    assert {name: one.code for name, one in report.failed.items()} == {"b": "block_not_reserved"}
+    assert not [line for line in engine.wrong if line.startswith("c")]
+    engine.kvd.wait_all_free()
+
+
+def test_refusals_of_one_request_are_codes_that_kvd_has() -> None:
+    assert set(CATALOGUE) >= OF_ONE_REQUEST
 
 
 def test_of_a_failed_request_nothing_more_is_saved(make: Make) -> None:
