@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
-from typing import Final
 
-from engine_shim.reference.demo.interrupts import Interrupts
+from engine_shim.reference.demo.interrupts import Interrupts, run_until_interrupted
 from engine_shim.reference.demo.options import make_out, options_of, parser
 from engine_shim.reference.demo.processes import EngineEnded
 from engine_shim.reference.demo.run import Demo, DemoFailed, DemoOptions, DemoResult
 from engine_shim.reference.demo.show import Show, size
-
-INTERRUPTED: Final = 130
 
 
 def document_of(options: DemoOptions, result: DemoResult) -> dict[str, object]:
@@ -100,17 +96,9 @@ def table_rows(document: dict[str, object], result: DemoResult) -> list[tuple[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code.
-
-    After Ctrl-C that is `INTERRUPTED`, everything is ended, and SIGINT stays ignored.
-    """
+    """Run the demo; returns the exit code."""
     args = parser().parse_args(argv)
-    try:
-        with Interrupts() as interrupts:
-            return _run(args, Show(), interrupts)
-    except KeyboardInterrupt:
-        print("demo: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return run_until_interrupted(lambda interrupts: _run(args, Show(), interrupts))
 
 
 def _run(args: argparse.Namespace, show: Show, interrupts: Interrupts) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Final, Self
 
 PATIENCE_SECONDS: Final = 2.0
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as a shell has it."""
 
 
 class Interrupts:
@@ -63,3 +66,16 @@ class Interrupts:
     def _raise(self) -> None:
         self._patient_until = time.monotonic() + PATIENCE_SECONDS
         raise KeyboardInterrupt
+
+
+def run_until_interrupted(command: Callable[[Interrupts], int]) -> int:
+    """Run a command; returns its exit code.
+
+    After Ctrl-C that is `INTERRUPTED`, everything is ended, and SIGINT stays ignored.
+    """
+    try:
+        with Interrupts() as interrupts:
+            return command(interrupts)
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return INTERRUPTED

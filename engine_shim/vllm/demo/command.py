@@ -6,19 +6,17 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from engine_shim.reference.demo.interrupts import Interrupts
+from engine_shim.reference.demo.interrupts import Interrupts, run_until_interrupted
 from engine_shim.reference.demo.options import make_out
 from engine_shim.reference.demo.show import Show, size
 from engine_shim.vllm.demo.options import options_of, parser
 from engine_shim.vllm.demo.run import BLOCK_TOKENS, Demo, DemoFailed, DemoOptions, DemoResult
 from engine_shim.vllm.demo.server import ServerFailed
 
-INTERRUPTED: Final = 130
 _BLOCKS: Final = re.compile(r"(\d+) blocks instead of (\d+)")
 
 
@@ -89,17 +87,9 @@ def table_rows(options: DemoOptions, document: dict[str, Any]) -> list[tuple[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code.
-
-    After Ctrl-C that is `INTERRUPTED`, everything is ended, and SIGINT stays ignored.
-    """
+    """Run the demo; returns the exit code."""
     args = parser().parse_args(argv)
-    try:
-        with Interrupts() as interrupts:
-            return _run(args, Show(), interrupts)
-    except KeyboardInterrupt:
-        print("demo: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return run_until_interrupted(lambda interrupts: _run(args, Show(), interrupts))
 
 
 def _run(args: argparse.Namespace, show: Show, interrupts: Interrupts) -> int:

@@ -80,5 +80,5 @@ def test_the_demo_says_one_line(
 ) -> None:
     monkeypatch.setattr(Demo, "run", lambda demo: press())
     arguments = ["--model", "tiny", "--tokens", "1024", "--out", str(tmp_path)]
-    assert command.main(arguments) == command.INTERRUPTED
+    assert command.main(arguments) == interrupts.INTERRUPTED
     assert capsys.readouterr().err == "demo: interrupted\n"
