@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
@@ -28,52 +27,17 @@ from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_threads import Loader, Saver, SaveTask, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
+from engine_shim.pipeline_types import PipelineFigures, PipelineOptions
 from engine_shim.slot_client import SlotClient
 from engine_shim.steps import Step, StepFailed, StepRequest, as_step_failure
 from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import RingPlan
 from kvd.wire.layout import DeviceLayout
 
+__all__ = ["PipelineFigures", "PipelineOptions", "PrefillPipeline"]
+
 UNHEARD: Final = "deadline_exceeded"
 """Code of a slot event that kvd did not acknowledge in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """The worker's place among the ranks, and how long `close` waits.
-
-    shard:       the span of each layer that this rank loads and saves.
-    opaque:      blocks are moved whole (see `LayerRows`).
-    contributes: whether it saves and offers rows (MLA: rank 0 only).
-    drafts:      layers that a step may skip: nobody's answer depends on their rows. From then on
-                 nothing of them is loaded or saved for the requests of that step.
-    saves_max:   layers whose saves have not ended; from so many on optional rows are not saved.
-    """
-
-    shard: int = 0
-    opaque: bool = False
-    contributes: bool = True
-    drafts: frozenset[int] = frozenset()
-    saves_max: int = 256
-    close_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineFigures:
-    """What the pipeline has done so far.
-
-    exposed_s:      time that the compute thread waited for slots and loads.
-    load_s, save_s: time that copies in that direction were under way.
-    shed_blocks:    blocks that were left unsaved because too many saves were open.
-    """
-
-    loaded_bytes: int
-    saved_bytes: int
-    exposed_s: float
-    load_s: float
-    save_s: float
-    spares_left: int
-    shed_blocks: int = 0
 
 
 class PrefillPipeline:
@@ -257,8 +221,11 @@ class PrefillPipeline:
         if state.tenancy is None:
             state.is_computed = True
             return
+        slots = self._client.slots
         try:
-            self._client.slots.computed(state.tenancy, True)
+            if self._options.shares_spans and state.armed is not None:
+                state.armed = slots.confirm(state.tenancy, step.seconds_left())
+            slots.computed(state.tenancy, True)
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_computed = True

@@ -59,6 +59,12 @@ class Desk(Protocol):
     ) -> Ticket:
         """Its rows are final: all saves and reads are armed."""
 
+    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
+        """Wait until kvd has answered `written`; say it again while others load the same spans.
+
+        Raises: KvdRefused.
+        """
+
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention has ended."""
 

@@ -23,7 +23,7 @@ from engine_shim.client.gate_view import GateView
 from engine_shim.client.gate_waits import GateWaits
 from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
-from engine_shim.client.slots import Tenancy
+from engine_shim.client.slots import Tenancy, misused
 from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
 from kvd.wire.slot_items import (
     AcquiredItem,
@@ -41,9 +41,11 @@ from kvd.wire.slot_items import (
 
 RETRY_MIN_S: Final = 0.001
 RETRY_MAX_S: Final = 0.05
-"""Pauses between two attempts to load from a span that is still being saved."""
+"""Pauses between two attempts at a span: to load what is being saved, to save what is loaded."""
 
-AGAIN: Final = frozenset({"span_busy", "span_unwritten"})
+SPAN_BUSY: Final = "span_busy"
+
+AGAIN: Final = frozenset({SPAN_BUSY, "span_unwritten"})
 
 
 class SlotDesk(GateWaits):
@@ -256,8 +258,33 @@ class SlotDesk(GateWaits):
             if saves and tenancy.generation != core.generation:
                 raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
             ticket = core.post([item], sizes)
-            core.books.write(use, layer, saves, reads, ticket)
+            core.books.write(use, item, ticket)
             return ticket
+
+    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
+        """Wait until kvd has answered `written`; say it again while others load the same spans.
+
+        Ranks that share spans need it, before `computed`: one saves what another still loads.
+
+        Returns: the last answer, a refusal or the end of the time included.
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        end, pause_s = self._end(deadline_s), RETRY_MIN_S
+        with core.lock:
+            use = core.books.use_of(tenancy)
+        while use.armed is not None and use.announced is not None:
+            if use.armed.wait(left_s(end)) != SPAN_BUSY or left_s(end) <= pause_s:
+                return use.armed
+            sizes = self._checked(use.announced)
+            with core.lock:
+                core.changed.wait(pause_s)
+                if core.books.use_of(tenancy) is not use or tenancy.generation != core.generation:
+                    return use.armed
+                use.armed = core.post([use.announced], sizes)
+                core.room.notify_all()
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+        raise misused(tenancy, "it was not written")
 
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention over the slot has ended.
@@ -282,16 +309,21 @@ class SlotDesk(GateWaits):
             pool_lost: the target blocks are of an earlier life of kvd;
             what kvd answered to `written` (block_not_reserved, block_poisoned ...).
         """
-        core = self._core
+        core, end = self._core, self._end(deadline_s)
         core.check_process()
-        end = self._end(deadline_s)
-        with core.lock:
-            use = core.books.use_of(tenancy)
-            core.books.save_of(use, saver)
-            armed = use.armed
-        assert armed is not None
-        what = f"the save of slot {tenancy.slot} by {saver}"
-        code = armed.wait(left_s(end))
+        what, code = f"the save of slot {tenancy.slot} by {saver}", SPAN_BUSY
+        while code == SPAN_BUSY:
+            with core.lock:
+                use = core.books.use_of(tenancy)
+                core.books.save_of(use, saver)
+                armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
+            assert armed is not None
+            code = armed.wait(left_s(end))
+            if is_last:
+                break
+            with core.lock:
+                if code == SPAN_BUSY and use.armed is armed and use.is_computing:
+                    core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
         if code:
             raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
         with core.lock:

@@ -22,7 +22,7 @@ from engine_shim.client.events import Ticket
 from engine_shim.gate import AcquiredEpochs
 from kvd.wire.gate_layout import STATE_FREE, split_word
 from kvd.wire.messages import SlotAnnounce
-from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem, WrittenItem
 
 TENANCIES_KEPT: Final = 8
 """Tenancies of each slot that are remembered, the present one included."""
@@ -76,6 +76,7 @@ class SlotUse:
     loads: tuple[LoadItem, ...]
     compute: Activity = field(default_factory=Activity)
     armed: Ticket | None = None
+    announced: WrittenItem | None = None
     saves: dict[str, Activity] = field(default_factory=dict)
     reads: tuple[ReadItem, ...] = ()
 
@@ -165,7 +166,7 @@ class SlotBooks:
         slot = tenancy.slot
         use = self._latest(slot) if 0 <= slot < len(self._uses) else None
         if use is None or use.tenancy != tenancy:
-            raise _misused(tenancy, "this is not the slot's present tenancy")
+            raise misused(tenancy, "this is not the slot's present tenancy")
         return use
 
     def _latest(self, slot: int) -> SlotUse | None:
@@ -179,29 +180,27 @@ class SlotBooks:
         """
         tenancy = use.tenancy
         if use.armed is not None or not use.is_computing:
-            raise _misused(tenancy, "it was written or computed before")
+            raise misused(tenancy, "it was written or computed before")
         names = [save.saver for save in saves]
         if len(set(names)) != len(names):
-            raise _misused(tenancy, f"a saver is named twice in {names}")
+            raise misused(tenancy, f"a saver is named twice in {names}")
         for save in saves:
             if len(save.blocks) != len(save.tokens):
-                raise _misused(tenancy, f"saver {save.saver} needs one token count for each block")
+                raise misused(tenancy, f"saver {save.saver} needs one token count for each block")
             if save.requests and len(save.requests) != len(save.blocks):
-                raise _misused(tenancy, f"saver {save.saver} needs one request for each block")
+                raise misused(tenancy, f"saver {save.saver} needs one request for each block")
 
     def write(
         self,
         use: SlotUse,
-        layer: int,
-        saves: Sequence[SaveItem],
-        reads: Sequence[ReadItem],
+        item: WrittenItem,
         armed: Ticket,
     ) -> None:
         """The rows are final; every save and read is owed, once `armed` says that kvd agrees."""
-        use.armed = armed
-        use.layer = layer
-        use.saves = {save.saver: Activity(tuple(save.tokens)) for save in saves}
-        use.reads = tuple(reads)
+        use.armed, use.announced = armed, item
+        use.layer = item.layer
+        use.saves = {save.saver: Activity(tuple(save.tokens)) for save in item.saves}
+        use.reads = tuple(item.reads)
 
     def check_computed(self, use: SlotUse) -> None:
         """Whether attention may end now.
@@ -209,7 +208,7 @@ class SlotBooks:
         Raises: KvdRefused(tenancy_misused | load_open).
         """
         if not use.is_computing:
-            raise _misused(use.tenancy, "it was computed before")
+            raise misused(use.tenancy, "it was computed before")
         if use.loads:
             raise KvdRefused("load_open", slot=use.tenancy.slot)
 
@@ -220,7 +219,7 @@ class SlotBooks:
         """
         copy = use.saves.get(saver)
         if copy is None or copy.ended is not None:
-            raise _misused(use.tenancy, f"no save by {saver!r} is running")
+            raise misused(use.tenancy, f"no save by {saver!r} is running")
         return copy
 
     def check_counts(self, use: SlotUse, copy: Activity, tokens: Sequence[int]) -> None:
@@ -232,7 +231,7 @@ class SlotBooks:
         fits = len(tokens) == len(said) and all(map(int.__le__, tokens, said))
         if tokens and not fits:
             detail = f"token counts {list(tokens)} do not fit the announced {list(said)}"
-            raise _misused(use.tenancy, detail)
+            raise misused(use.tenancy, detail)
 
     # What others ask --------------------------------------------------------------------------
 
@@ -282,5 +281,6 @@ class SlotBooks:
         return said
 
 
-def _misused(tenancy: Tenancy, detail: str) -> KvdRefused:
+def misused(tenancy: Tenancy, detail: str) -> KvdRefused:
+    """The refusal of a step that does not fit its tenancy."""
     return KvdRefused("tenancy_misused", slot=tenancy.slot, epoch=tenancy.epoch, detail=detail)

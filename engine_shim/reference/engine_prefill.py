@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_shim.client import KvdClient, KvdRefused
-from engine_shim.pipeline import PipelineOptions, PrefillPipeline
+from engine_shim.pipeline import PrefillPipeline
 from engine_shim.reference.block_ids import BlockIds
 from engine_shim.reference.cache import BlockTable
 from engine_shim.reference.hashing import block_hashes
@@ -281,8 +281,3 @@ class PrefillEngine:
         """Stop the ranks and let go of everything."""
         self._group.stop()
         self._pipeline.close()
-
-
-def default_options(rank: int) -> PipelineOptions:
-    """MLA rows are the same on all ranks: rank 0 saves and offers, all load."""
-    return PipelineOptions(shard=0, contributes=rank == 0)

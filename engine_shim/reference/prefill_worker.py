@@ -119,7 +119,7 @@ class PrefillWorker:
                 memory,
                 layout,
                 BlockLayout(blocks),
-                PipelineOptions(shard=0, contributes=rank == 0),
+                PipelineOptions(shard=0, contributes=rank == 0, shares_spans=size > 1),
             )
             self.pipeline = pipeline
             model = SparseModel(config, rank, collective)

@@ -107,6 +107,7 @@ class WorkerSide:
                     shard=rank.shard,
                     opaque=plan.opaque,
                     contributes=rank.contributes,
+                    shares_spans=rank.tp_size > plan.layout.num_shards,
                     drafts=frozenset(plan.draft_layers),
                     close_s=CLOSE_S,
                 ),

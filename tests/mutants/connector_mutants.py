@@ -12,6 +12,13 @@ PIPELINE: Final = ("connector pipeline",)
 
 MUTANTS: Final = (
     Mutant(
+        "a slot is let go while the announcement of its saves is refused for another's load",
+        "engine_shim.pipeline",
+        "            if self._options.shares_spans and state.armed is not None:\n",
+        "            if False:\n",
+        ("shim under pressure",),
+    ),
+    Mutant(
         "opaque blocks are loaded by rows",
         "engine_shim.layer_rows",
         "        have, end = self._moved(have, request.num_computed)\n",

@@ -68,11 +68,12 @@ class Child:
         self.process.stdin.close()
 
     def _line(self) -> str:
-        """The next line meant for us; what vLLM prints is skipped."""
+        """The next line meant for us; what vLLM prints is shown beside a test that fails."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b"child: "):
                 return line.removeprefix(b"child: ").decode().strip()
+            sys.stderr.write(line.decode(errors="replace"))
         raise AssertionError(f"the engine ended with {self.process.wait(30)}")
 
     def wait_ready(self) -> None:

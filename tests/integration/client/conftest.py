@@ -57,14 +57,19 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     clients: list[KvdClient] = []
 
     def connect(
-        engine: str = own, num_slots: int = 8, layout: BlockLayoutSpec = LAYOUT
+        engine: str = own,
+        num_slots: int = 8,
+        layout: BlockLayoutSpec = LAYOUT,
+        rank: int = 0,
+        tp_size: int = 1,
     ) -> KvdClient:
         identity = MemberIdentity(
             engine,
-            "worker0",
-            is_scheduler=True,
-            rank=0,
-            contributes=True,
+            f"worker{rank}",
+            is_scheduler=rank == 0,
+            rank=rank,
+            tp_size=tp_size,
+            contributes=rank == 0,
             layout=layout,
             num_slots=num_slots,
         )

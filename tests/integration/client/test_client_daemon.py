@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from engine_shim.client import Tenancy
 from kvd.wire.layout import BlockLayoutSpec, Part
 from kvd.wire.slot_items import LoadItem, SaveItem
 from tests.integration.client.rig import ROW, TOKENS, Connect, digest, save_block
@@ -77,6 +78,35 @@ def test_load_waits_for_the_save_that_it_needs(connect: Connect) -> None:
     tenancy = loading.wait()
     assert not isinstance(tenancy, str)
     assert client.statistics().events_refused > 0
+
+
+def test_save_waits_for_another_rank_that_loads_its_block(connect: Connect) -> None:
+    first, second = connect(tp_size=2), connect(rank=1, tp_size=2)
+    (block,) = first.reserve("r", 1)
+
+    def save(tokens: int) -> Tenancy:
+        tenancy = first.slots.acquire(0, 0)
+        first.slots.written(tenancy, 0, [SaveItem("s", [block], [tokens])])
+        return tenancy
+
+    saving = save(1)
+    first.slots.save_started(saving, "s")
+    first.slots.save_ended(saving, "s", True)
+    first.slots.computed(saving)
+    loading = second.slots.acquire(0, 0, [LoadItem("r", [block], 1)])
+    saving = save(2)
+    started = Background(lambda: first.slots.save_started(saving, "s"))
+    agreed = Background(lambda: first.slots.confirm(saving).code)
+    until(lambda: first.statistics().events_refused > 1)
+    second.slots.load_ended(loading, True)
+    assert agreed.wait() == ""
+    started.wait()
+    first.slots.save_ended(saving, "s", True)
+    first.slots.computed(saving)
+    second.slots.computed(loading)
+    tenancy = second.slots.acquire(1, 0, [LoadItem("r", [block], 2)])
+    second.slots.load_ended(tenancy, True)
+    assert second.slots.computed(tenancy).wait(5) == ""
 
 
 def test_sleeper_is_woken_when_the_last_hold_goes(connect: Connect) -> None:

@@ -20,7 +20,7 @@ from kvd.wire.slot_items import (
     WrittenItem,
 )
 from tests.unit.client.fake_kvd import FakeKvd
-from tests.unit.client.waiting import refusal, until
+from tests.unit.client.waiting import Background, refusal, until
 
 Connect = Callable[..., KvdClient]
 
@@ -76,9 +76,45 @@ def test_save_does_not_start_before_kvd_keeps_both_ends(connect: Connect, kvd: F
     assert error.code == "deadline_exceeded"
 
 
+def test_a_save_of_what_others_load_is_announced_again(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    codes = ["", "span_busy", "span_busy", "", ""]
+    kvd.code_of = lambda item: codes.pop(0)
+    tenancy = client.slots.acquire(0)
+    client.slots.written(tenancy, 3, SAVES)
+    saving = Background(lambda: client.slots.save_started(tenancy, "s"))
+    assert client.slots.confirm(tenancy).wait(5) == ""
+    saving.wait()
+    client.slots.computed(tenancy)
+    settled(client)
+    said = WrittenItem(0, 0, 3, SAVES)
+    assert kvd.seen == [AcquiredItem(0, 0), said, said, said, ComputedItem(0, 0, True)]
+
+
+def test_a_save_of_what_others_load_for_ever_is_refused(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    kvd.code_of = lambda item: "span_busy" if isinstance(item, WrittenItem) else ""
+    tenancy = client.slots.acquire(0)
+    client.slots.written(tenancy, 3, SAVES)
+    saving = Background(lambda: refusal(lambda: client.slots.save_started(tenancy, "s")).code)
+    assert client.slots.confirm(tenancy, 0.1).wait(5) == "span_busy"
+    client.slots.computed(tenancy)
+    assert saving.wait() == "span_busy", "nothing is announced any more"
+
+
+def test_only_a_busy_span_is_announced_again(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    kvd.code_of = lambda item: "block_poisoned" if isinstance(item, WrittenItem) else ""
+    tenancy = client.slots.acquire(0)
+    client.slots.written(tenancy, 3, SAVES)
+    assert client.slots.confirm(tenancy).wait(5) == "block_poisoned"
+    assert kvd.seen == [AcquiredItem(0, 0), WrittenItem(0, 0, 3, SAVES)]
+
+
 @pytest.mark.parametrize(
     ("step", "code"),
     [
+        (lambda d, t: d.confirm(t), "tenancy_misused"),
         (lambda d, t: d.computed(t._replace(epoch=9)), "tenancy_misused"),
         (lambda d, t: d.written(t._replace(slot=1), 3), "tenancy_misused"),
         (lambda d, t: d.load_ended(t._replace(generation=0), True), "tenancy_misused"),

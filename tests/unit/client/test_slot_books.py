@@ -11,7 +11,7 @@ from engine_shim.client.events import Ticket
 from engine_shim.client.slots import TENANCIES_KEPT, SlotBooks, SlotUse, Tenancy
 from kvd.wire.gate_layout import STATE_FREE, STATE_HELD, make_word
 from kvd.wire.messages import SlotAnnounce
-from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
+from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem, WrittenItem
 
 READ = ReadItem("t-1", "host:1", 0, 4, [0])
 
@@ -36,7 +36,7 @@ def written(books: SlotBooks, *savers: str) -> SlotUse:
     use = taken(books)
     saves = [SaveItem(saver, [1, 2], [4, 2]) for saver in savers]
     books.check_written(use, saves)
-    books.write(use, 3, saves, [READ], ticket())
+    books.write(use, WrittenItem(0, 0, 3, saves, [READ]), ticket())
     return use
 
 

@@ -33,6 +33,7 @@ class FakeKvd:
     """A member's client (`SlotClient`, `BlockClient`) whose kvd is in this process.
 
     `quarantined`: slots whose gate will not open.
+    `busy_saves`: announcements of saves that are refused, as if another rank loaded their blocks.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FakeKvd:
         self._next_no = 0
         self.generation = 1
         self.quarantined: set[int] = set()
+        self.busy_saves = 0
         fd = os.memfd_create("fake-pool", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         self.pool: Mapping | None = Mapping(fd, size, writable=True)
@@ -204,6 +206,7 @@ class FakeDesk:
     def __init__(self, kvd: FakeKvd) -> None:
         self._kvd = kvd
         self._saves: dict[tuple[int, int], Ticket] = {}
+        self._said: dict[tuple[int, int], se.Written] = {}
 
     def acquire(
         self,
@@ -270,8 +273,26 @@ class FakeDesk:
             for it in saves
         )
         offered = tuple(read_spec(layer, it) for it in reads)
-        ticket = self._kvd.post(se.Written(_ref(tenancy), layer, specs, offered))
-        self._saves[tenancy.slot, tenancy.epoch] = ticket
+        return self._announce(tenancy, se.Written(_ref(tenancy), layer, specs, offered))
+
+    def _announce(self, tenancy: Tenancy, event: se.Written) -> Ticket:
+        kvd = self._kvd
+        with kvd._lock:
+            if event.saves and kvd.busy_saves:
+                kvd.busy_saves -= 1
+                ticket = Ticket(threading.Lock(), 1)
+                ticket.settle("span_busy")
+            else:
+                ticket = kvd.post(event)
+            self._said[tenancy.slot, tenancy.epoch] = event
+            self._saves[tenancy.slot, tenancy.epoch] = ticket
+            return ticket
+
+    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
+        """See `Desk`."""
+        use = tenancy.slot, tenancy.epoch
+        while (ticket := self._saves[use]).code == "span_busy":
+            self._announce(tenancy, self._said[use])
         return ticket
 
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
@@ -280,7 +301,10 @@ class FakeDesk:
 
     def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
         """See `Desk`."""
-        code = self._saves[tenancy.slot, tenancy.epoch].code
+        use = tenancy.slot, tenancy.epoch
+        with self._kvd._lock:
+            self._kvd._lock.wait_for(lambda: self._saves[use].code != "span_busy", deadline_s)
+        code = self._saves[use].code
         if code:
             raise KvdRefused(code, slot=tenancy.slot)
 

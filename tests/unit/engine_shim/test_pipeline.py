@@ -43,6 +43,7 @@ class Engine:
         buffers: int = 2,
         lookahead: int = 1,
         saves_max: int = 256,
+        shares_spans: bool = False,
     ) -> None:
         layout = BlockLayoutSpec("pattern", "uint8", BLOCK, PARTS)
         self.ring = plan_ring(
@@ -64,7 +65,7 @@ class Engine:
             self.memory,
             self.layout,
             BlockLayout(layout),
-            PipelineOptions(close_s=5.0, saves_max=saves_max),
+            PipelineOptions(close_s=5.0, saves_max=saves_max, shares_spans=shares_spans),
         )
         self.pool = RequestPool(self.kvd, BLOCK)
         self.device_blocks = tuple(range(MAX_TOKENS // BLOCK))

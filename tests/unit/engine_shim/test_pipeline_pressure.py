@@ -142,3 +142,15 @@ def test_of_two_requests_in_a_step_only_the_optional_one_is_shed(make: Make) -> 
 def test_what_a_target_reads_is_not_optional() -> None:
     with pytest.raises(ValueError, match="r1 is optional, but has targets"):
         StepRequest("r1", (0,), (0,), 0, 4, (Target("t", "peer"),), optional=True)
+
+
+def test_saves_of_blocks_that_another_rank_loads_are_announced_again(
+    make: Callable[..., Engine],
+) -> None:
+    """The slot is not let go before its saves are armed: what was saved is right, and found."""
+    engine = make(shares_spans=True)
+    engine.kvd.busy_saves = 7
+    assert engine.prefill("r1", TEXT) == 0
+    assert engine.kvd.busy_saves == 0
+    assert engine.prefill("r2", TEXT) == len(TEXT) // BLOCK * BLOCK
+    engine.kvd.wait_all_free()
