@@ -12,7 +12,8 @@ buffers in, numbers out.
 * `crc32c`: checksum of headers and spans.
 * `BlockIndex`: a hash table of block keys that costs no Python object per key.
 * `scan_headers`: the headers of a pool that an earlier life left, into columns.
-* `unlink_blocks`, `mark_blocks`: steps for many blocks at once of queues that are arrays.
+* `unlink_blocks`, `link_range`, `mark_blocks`: steps for many blocks at once of queues that are
+  arrays.
 
 What each operation means is defined in `kvd_kernels.reference`.
 
@@ -41,6 +42,7 @@ from kvd_kernels._host import (
     copy_spans,
     copy_sums,
     crc32c,
+    link_range,
     mark_blocks,
     scan_headers,
     unlink_blocks,
@@ -75,6 +77,7 @@ __all__ = [
     "copy_sums",
     "crc32c",
     "gate_word",
+    "link_range",
     "mark_blocks",
     "scan_headers",
     "split_word",

@@ -270,6 +270,29 @@ def unlink_blocks(
     return left
 
 
+def link_range(
+    after: MutableSequence[int],
+    before: MutableSequence[int],
+    home: bytearray,
+    queue: int,
+    start: int,
+    stop: int,
+) -> None:
+    """Put blocks start .. stop - 1, none of them in a queue, at the end of a queue.
+
+    Arrays as for `unlink_blocks`. Raises IndexError when the queue or a block is none, or the range
+    is empty; nothing changes then.
+    """
+    head = len(home) + queue
+    if not 0 <= start < stop <= len(home) or not len(home) <= head < len(after):
+        raise IndexError(f"blocks {start} to {stop} and queue {queue} are not all in the pool")
+    for block in range(start, stop):
+        last = before[head]
+        after[last] = before[head] = block
+        before[block], after[block] = last, head
+        home[block] = queue + 1
+
+
 def mark_blocks(marks: bytearray, home: bytes, blocks: list[int]) -> bool:
     """Set marks[block] to 1 for each block; return whether home[block] is not 0 for any of them.
 

@@ -61,8 +61,8 @@ class BlockTable(BlockBooks):
         else:
             self.pins[block] = pins | {pin}
 
-    def pin_all(self, blocks: list[int], pin: Pin) -> None:
-        """Keep several ready blocks, e.g. those of a hit.
+    def pin_all(self, blocks: list[int], pin: Pin) -> dict[int, frozenset[Pin]]:
+        """Keep several ready blocks, e.g. those of a hit; returns a mapping of which they are keys.
 
         Sets of pins are never changed, so that all blocks that a request alone has share one.
         """
@@ -74,6 +74,7 @@ class BlockTable(BlockBooks):
         else:
             for block in blocks:
                 self.pin(block, pin)
+        return alone
 
     def unpin(self, block: int, pin: Pin) -> None:
         """Drop one named pin; one that is not there is no error (it is named, not counted)."""

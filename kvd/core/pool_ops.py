@@ -44,14 +44,14 @@ def looked_up(m: State, e: ev.LookedUp, now: int, out: list[Effect]) -> None:
         except LocalError:
             _forget_if_empty(engine, request)
             raise
-        table.pin_all(found, request.key)
+        pinned = table.pin_all(found, request.key)
         if request.blocks:
             # Asking twice is no second use.
             table.policy.found([block for block in found if block not in request.blocks])
-            request.blocks.update(dict.fromkeys(found))
+            request.blocks.update(pinned)
         else:
             table.policy.found(found)
-            request.blocks = dict.fromkeys(found)
+            request.blocks = dict[int, object](pinned)
             request.lease = now + m.settings.lookup_lease
     out.append(Reply(e.reply, res.Found(tuple(found))))
 

@@ -128,7 +128,7 @@ class Request:
     """
 
     key: RequestKey
-    blocks: dict[int, None] = field(default_factory=dict)
+    blocks: dict[int, object] = field(default_factory=dict)
     lease: int = 0
     ended: str = ""
 

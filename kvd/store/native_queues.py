@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvd.core.block_queues import BlockQueues
-from kvd_kernels.host import mark_blocks, unlink_blocks
+from kvd_kernels.host import link_range, mark_blocks, unlink_blocks
 
 
 class NativeQueues(BlockQueues):
@@ -17,6 +17,11 @@ class NativeQueues(BlockQueues):
         left = unlink_blocks(self._after, self._before, self.home, blocks)
         for queue, count in enumerate(left):
             self.sizes[queue] -= count
+
+    def push_range(self, queue: int, start: int, stop: int) -> None:
+        """See `BlockQueues`."""
+        link_range(self._after, self._before, self.home, queue, start, stop)
+        self.sizes[queue] += stop - start
 
     def mark_all(self, marks: bytearray, blocks: list[int]) -> bool:
         """See `BlockQueues`."""

@@ -1,4 +1,4 @@
-"""unlink_blocks and mark_blocks: refusals, and any queues against the reference."""
+"""unlink_blocks, link_range and mark_blocks: refusals, and any queues against the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd_kernels import reference
-from kvd_kernels.host import mark_blocks, unlink_blocks
+from kvd_kernels.host import link_range, mark_blocks, unlink_blocks
 
 TOTAL, QUEUES = 6, 2
 Links = tuple["array[int]", "array[int]", bytearray]
@@ -90,6 +90,50 @@ def test_any_queues_end_as_those_of_the_reference(
         ring = [TOTAL + queue, *(block for block in blocks if block not in leaving)]
         for at, node in enumerate(ring):
             assert (ours[0][ring[at - 1]], ours[1][node]) == (node, ring[at - 1])
+
+
+@pytest.mark.parametrize(
+    ("queue", "start", "stop"), [(2, 0, 1), (0, 3, 3), (0, 4, 3), (0, 5, 7), (1 << 20, 0, 1)]
+)
+def test_a_range_that_is_none_is_refused_and_changes_nothing(
+    queue: int, start: int, stop: int
+) -> None:
+    ours = links([[0, 1], []])
+    with pytest.raises(IndexError, match="are not all in the pool"):
+        link_range(*ours, queue, start, stop)
+    with pytest.raises(IndexError, match="are not all in the pool"):
+        reference.link_range(*ours, queue, start, stop)
+    assert ours == links([[0, 1], []])
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 40, 1.5])
+def test_a_range_of_no_numbers_is_refused(bad: object) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        link_range(*links([[], []]), 0, 0, bad)  # type: ignore[arg-type]
+
+
+def test_a_range_behind_links_that_lead_outside_is_refused() -> None:
+    ours = links([[0, 1], []])
+    ours[1][TOTAL] = 99
+    with pytest.raises(ValueError, match="the links of queue 0 lead outside it"):
+        link_range(*ours, 0, 2, 4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1), st.integers(0, 3), st.integers(0, TOTAL - 1), st.integers(1, TOTAL))
+def test_any_range_is_put_where_the_reference_puts_it(
+    queue: int, before: int, start: int, count: int
+) -> None:
+    start = max(start, before)
+    stop = min(start + count, TOTAL)
+    if start == stop:
+        return
+    there = [list(range(before)), []]
+    ours, theirs, wanted = links(there), links(there), [list(blocks) for blocks in there]
+    link_range(*ours, queue, start, stop)
+    reference.link_range(*theirs, queue, start, stop)
+    wanted[queue].extend(range(start, stop))
+    assert ours == theirs == links(wanted)
 
 
 def test_marks_refuse_what_does_not_fit() -> None:
