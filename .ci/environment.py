@@ -38,6 +38,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BUILD: Final = ROOT / "build"
+PYTHON: Final = os.path.realpath(sys.executable)
+"""Not that of a venv, which may be the very one that is made again."""
 LINK: Final = ROOT / ".venv"
 COMPLETE: Final = "complete"
 MACHINE: Final = f"{sys.version} {sysconfig.get_platform()} {platform.libc_ver()}"
@@ -159,7 +161,7 @@ def _packages(name: str) -> Path:
             _need_system_packages()
             python = made / "bin" / "python"
             log = made / "log"
-            _run("making a venv", (sys.executable, "-m", "venv", str(made)), log)
+            _run("making a venv", (PYTHON, "-m", "venv", str(made)), log)
             install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(lock))
             options = ("--no-deps",) if name in WHOLE_LOCKS else ()
             what = f"installing {lock.relative_to(ROOT)}"
@@ -221,7 +223,7 @@ def _thin_venv(made: Path, packages: Path) -> None:
     """Make a venv that holds nothing and sees the packages of another."""
     log = made / "log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _run("making a venv", (sys.executable, "-m", "venv", "--without-pip", str(made)), log)
+    _run("making a venv", (PYTHON, "-m", "venv", "--without-pip", str(made)), log)
     (made / SITE / "packages.pth").write_text(f"{packages / SITE}\n", encoding="utf-8")
     ruff = packages / "bin" / "ruff"
     if ruff.exists():  # its Python module looks for the program beside the interpreter only
@@ -298,7 +300,7 @@ def _need_system_packages() -> None:
         missing.append("g++")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append("python3-dev")
-    if subprocess.run((sys.executable, "-c", "import ensurepip, venv"), check=False).returncode:
+    if subprocess.run((PYTHON, "-c", "import ensurepip, venv"), check=False).returncode:
         missing.append("python3-venv")
     if os.environ.get("CI"):
         # Tests that lack these are skipped elsewhere, and fail on the machine that judges.

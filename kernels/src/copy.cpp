@@ -51,6 +51,14 @@ bool runs_avx512() {
 #endif
 }
 
+bool runs_avx512_fold() {
+#if defined(__x86_64__)
+  return runs_avx512() && __builtin_cpu_supports("vpclmulqdq") != 0;
+#else
+  return false;
+#endif
+}
+
 bool runs_avx2() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx2") != 0 && has_carryless();
@@ -76,14 +84,15 @@ bool splits_wide_stores() {
 }
 
 // Best first.
-std::array<Kernel, 4> all_kernels() {
-  std::array<Kernel, 4> kernels{{
+std::array<Kernel, 5> all_kernels() {
+  std::array<Kernel, 5> kernels{{
+      {"avx512-fold", copy_avx512_fold(), runs_avx512_fold()},
       {"avx512", copy_avx512(), runs_avx512()},
       {"avx2", copy_avx2(), runs_avx2()},
       {"neon", copy_neon(), true},  // every aarch64 has it; null elsewhere
       {"scalar", {copy_scalar, copy_sum_scalar}, true},
   }};
-  if (splits_wide_stores()) std::swap(kernels[0], kernels[1]);
+  if (splits_wide_stores()) std::rotate(kernels.begin(), kernels.begin() + 2, kernels.begin() + 3);
   return kernels;
 }
 

@@ -38,6 +38,7 @@ struct CopyKernel {
 };
 
 // Null functions where the architecture has no such kernel.
+CopyKernel copy_avx512_fold() noexcept;
 CopyKernel copy_avx512() noexcept;
 CopyKernel copy_avx2() noexcept;
 CopyKernel copy_neon() noexcept;
