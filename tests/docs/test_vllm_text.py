@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine_shim.vllm.engine_plan import CacheSpec, EnginePlanner, EngineShape
-from engine_shim.vllm.options import KEYS, OptionError, parse_options
+from engine_shim.vllm.errors import OptionError
+from engine_shim.vllm.options import KEYS, parse_options
 from engine_shim.vllm.start_table import merge_line, start_table
 from engine_shim.vllm.v032.config import CONNECTORS
 from engine_shim.vllm.versions import SUPPORTED
