@@ -21,7 +21,7 @@ from engine_shim.vllm.sparse_plan import SparsePlanner
 from engine_shim.vllm.sparse_table import DEBUG_WARNING
 from engine_shim.vllm.sparse_table import start_table as sparse_table
 from engine_shim.vllm.start_table import merge_line, start_table
-from engine_shim.vllm.v032 import config, memory, specs
+from engine_shim.vllm.v032 import config, memory, sparse_checks, specs
 
 MARK: Final = "_kvd_original"
 
@@ -100,9 +100,9 @@ def _plan_sparse(
     log = init_logger("vllm.kvd")
     assert options.sparse is not None
     caches = specs.caches_of(vllm_config, declared[0])
-    sparse.check_sparse(vllm_config, options.sparse, caches)
+    sparse_checks.check_sparse(vllm_config, options.sparse, caches)
     shape = specs.shape_of(vllm_config, declared[0])
-    planner = SparsePlanner(options, shape, sparse.sparse_shape(vllm_config), caches)
+    planner = SparsePlanner(options, shape, sparse_checks.sparse_shape(vllm_config), caches)
     plan = planner.plan(available)
     for warning in (planner.warning, DEBUG_WARNING if plan.keep_device else ""):
         if warning:
