@@ -36,6 +36,7 @@ class SparseScheduler:
             recompute: whether failed requests are computed again, or end.
         """
         self._client = client
+        self._life = client.generation
         self._region = region
         self._size = block_tokens
         self._log = logger
@@ -63,9 +64,10 @@ class SparseScheduler:
         return SparseOrder(tuple(shares), tuple(forget))
 
     def _allocated(self, blocks: list[int]) -> None:
-        """Say that what is in these blocks is void; of no use to a kvd that lost the region."""
+        """Say that what is in these blocks is void; a kvd that was restarted lost the region."""
         self._generations.update(blocks)
-        if not blocks or self._client.state is not LinkState.ATTACHED:
+        is_there = self._client.state is LinkState.ATTACHED
+        if not blocks or not is_there or self._client.generation != self._life:
             return
         pairs = [(block, self._generations[block]) for block in blocks]
         try:

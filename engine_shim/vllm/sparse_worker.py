@@ -115,6 +115,7 @@ class SparseWorker:
         for name, impl in impls.items():
             impl.rows = LayerRows(self.store, layer_of[name], impl.topk_indices_buffer)
             self._impls.append(impl)
+        self.tell()
 
     # A step -----------------------------------------------------------------------------------
 

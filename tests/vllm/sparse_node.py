@@ -20,7 +20,7 @@ class SparseNode(Node):
     """A kvd for engines that decode: its pool is of no use to them."""
 
     def __init__(self, *settings: str) -> None:
-        super().__init__("pool.size=16MiB", *settings)
+        super().__init__("pool.size=16MiB", "regions.huge_pages=off", *settings)
 
     def sparse(self, *, policy: str = "fail", role: str = "kv_consumer", **given: object) -> Any:
         """`kv_transfer_config`; `given` are keys of `sparse_kv_offload_config`."""
