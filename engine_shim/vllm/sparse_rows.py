@@ -10,6 +10,8 @@ A request *decodes* in a step of so few tokens as a decode step has; with more i
 its queries select most of what is there, which no hot buffer holds, and it has none: its rows are
 gathered straight from the region, a bounded number of queries at a time.
 
+Ranks of an engine have the same rows: one writes them, and all meet after each layer's write.
+
 A request that fails reads zeros from then on and is reported; the others are not touched by it.
 """
 
@@ -103,11 +105,20 @@ class SparseStore:
     """The rows of one rank."""
 
     def __init__(
-        self, plan: SparsePlan, hot: HotBuffers, region: memoryview, dtype: torch.dtype
+        self,
+        plan: SparsePlan,
+        hot: HotBuffers,
+        region: memoryview,
+        dtype: torch.dtype,
+        *,
+        writes_region: bool,
+        meet: Callable[[], None] | None,
     ) -> None:
         """Look at the memory.
 
         Args: region: all of it; a tensor over it is dropped by `close`.
+              writes_region: whether this rank writes rows into it, or another one does.
+              meet: waits for the other ranks, None where there are none.
         """
         layout = plan.region
         self.hot = hot
@@ -116,6 +127,8 @@ class SparseStore:
         self.groups = [GroupFigures() for _ in plan.groups]
         self.shares: tuple[Share, ...] = ()
         self._dtype = dtype
+        self._writes_region = writes_region
+        self._meet = meet
         self._width = layout.row_bytes // dtype.itemsize
         self._group_of = {layer: at for at, group in enumerate(plan.groups) for layer in group}
         whole = torch.frombuffer(region, dtype=dtype, count=layout.num_bytes // dtype.itemsize)
@@ -140,6 +153,10 @@ class SparseStore:
         rows = rows.to(self._dtype).contiguous()
         for share in self.shares:
             attempt(share, partial(self._write, layer, share, slots, rows, selected))
+        if self._meet is not None:
+            # No rank reads a row of this step before it is there, nor writes the next layer's
+            # before all have read this one's last step.
+            self._meet()
 
     def _write(
         self,
@@ -149,10 +166,10 @@ class SparseStore:
         rows: torch.Tensor,
         selected: torch.Tensor,
     ) -> None:
-        if share.handle is None:
-            self._region[layer][slots[share.batch].long()] = rows[share.batch]
-        else:
+        if share.handle is not None:
             self._decode_write(layer, share, share.handle, rows, selected)
+        elif self._writes_region:
+            self._region[layer][slots[share.batch].long()] = rows[share.batch]
         self.written.add(share.request, layer, share.table, share.start, share.end)
 
     def _decode_write(

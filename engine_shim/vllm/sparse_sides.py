@@ -35,14 +35,16 @@ def worker_side(
     sparse.check_placed_sparse(plan, caches)
     layer_of = plan.layer_of()
     impls = sparse.sparse_impls(vllm_config, layer_of)
+    options = adapter.options_of(vllm_config)
     worker = SparseWorker(
         plan,
-        adapter.options_of(vllm_config),
+        options,
         adapter.rank_of(vllm_config, kv_cache_config),
         device,
         caches[next(iter(layer_of))].dtype,
         logger,
         batch_of=partial(sparse.batch_of, name=next(iter(layer_of))),
+        meet=sparse.meeting(options.deadline_s),
     )
     worker.serve(impls)
     return worker

@@ -58,11 +58,13 @@ class SparseWorker:
         logger: Logger,
         *,
         batch_of: Callable[[Any], SparseMetadata | None],
+        meet: Callable[[], None] | None,
     ) -> None:
         """Attach to kvd, get the region, make the hot buffers.
 
         Args:   dtype: of a row's elements.
                 batch_of: what a forward pass of the engine is made of, None when there is none.
+                meet: see `SparseStore`.
         Raises: KvdRefused, DeviceError; nothing is left then.
         """
         self.plan = plan
@@ -98,10 +100,13 @@ class SparseWorker:
                     scratch_rows=plan.hot.scratch_rows,
                     num_buffers=plan.hot.num_buffers,
                     timeout_ns=round(options.deadline_s * 1e9),
+                    writes_region=rank.rank == 0,
                 ),
             )
             undo.callback(hot.shut)
-            self.store = SparseStore(plan, hot, mapping.view(), dtype)
+            self.store = SparseStore(
+                plan, hot, mapping.view(), dtype, writes_region=rank.rank == 0, meet=meet
+            )
             undo.pop_all()
         self._known: dict[str, _Known] = {}
         self._impls: list[SparseImpl] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from engine_shim.vllm.cpu_sparse import SparseImpl, SparseMetadata
@@ -72,6 +73,25 @@ def sparse_impls(vllm_config: Any, names: Mapping[str, int]) -> dict[str, Sparse
             )
         found[name] = impl
     return found
+
+
+def meeting(deadline_s: float) -> Callable[[], None] | None:
+    """What waits for the other tensor-parallel ranks; None without any.
+
+    It raises RuntimeError when they do not come by the deadline: the engine cannot go on then.
+    """
+    import torch.distributed
+    from vllm.distributed import get_tp_group
+
+    ranks = get_tp_group()
+    if ranks.world_size == 1:
+        return None
+
+    def meet() -> None:
+        work = torch.distributed.barrier(group=ranks.cpu_group, async_op=True)
+        work.wait(timedelta(seconds=deadline_s))
+
+    return meet
 
 
 def batch_of(forward_context: Any, name: str) -> SparseMetadata | None:

@@ -41,12 +41,6 @@ def check_sparse(vllm_config: Any, options: SparseOptions, caches: Sequence[Cach
             f"{_ENABLED} and needs eager mode on this platform, since rows are looked up between "
             "layers: give --enforce-eager"
         )
-    tp_size = vllm_config.parallel_config.tensor_parallel_size
-    if tp_size > 1:
-        raise UnsupportedEngine(
-            f"{_ENABLED}, but tensor_parallel_size is {tp_size}: it is supported for one rank; "
-            "set it to 1"
-        )
     drafts = [cache.name for cache in caches if cache.is_draft]
     if drafts:
         raise UnsupportedEngine(
