@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import pytest
 
+from tests.vllm import models
 from tests.vllm.engines import Answer, Engine, assert_same, prompt
 from tests.vllm.sparse_node import BLOCK, HOW, SLOTS, SPARSE, TOPK, SparseNode, told, worker_of
 from tests.vllm.test_offload_requests import count_calls
@@ -185,3 +186,14 @@ def test_blocks_are_capped_to_the_region_and_the_table_says_so(
         assert "bounded by device memory" in seen["members"][0]["about"]["offload"]
         assert engine.num_blocks * 6 * BLOCK * 132 < 10 << 20
     assert SLOTS == 2 * TOPK
+
+
+@pytest.mark.parametrize("model", SPARSE)
+def test_layers_that_share_a_selection_share_their_books(model: str, node: SparseNode) -> None:
+    shared = models.model(model, index_topk_freq=3)  # indexers in layers 0, 1 and 4
+    with Engine(shared, **HOW) as engine:
+        wanted = engine.generate(some(), NEW_TOKENS)
+    with Engine(shared, kv_transfer_config=node.sparse(), **HOW) as engine:
+        assert worker_of(engine).plan.groups == ((0,), (1, 2, 3), (4, 5))
+        assert_same(engine.generate(some(), NEW_TOKENS), wanted)
+        assert {f"hot_hits.{layer}" for layer in (0, 1, 4)} < told(node, engine).keys()
