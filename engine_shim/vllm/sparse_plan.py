@@ -61,6 +61,7 @@ class SparsePlan:
     names:        for each layer the engine's caches: (part, name).
     index_pages:  for each layer the bytes of a block of indexer keys, 0 for a layer without.
     groups:       for each indexer layer, it and the layers that follow its selection.
+    drafts:       draft layers (MTP), which the engine computes after the others.
     limit:        what bounds the number of blocks.
     stock_blocks: blocks that the same device memory would hold with all KV on it.
     dram_bytes:   of the region at most.
@@ -69,6 +70,7 @@ class SparsePlan:
     names: tuple[tuple[tuple[str, str], ...], ...]
     index_pages: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
+    drafts: tuple[int, ...]
     region: RegionLayout
     hot: HotLayout
     shape: SparseShape
@@ -146,7 +148,10 @@ class SparsePlanner:
             )
         self._row_bytes = sizes.pop()
         self._index_pages = tuple(row.get(INDEXER, 0) * shape.block_tokens for row in rows)
-        self._groups = _groups(self._index_pages, self._names)
+        layers = sorted({cache.layer for cache in caches})
+        drafts = {cache.layer for cache in caches if cache.is_draft}
+        self._drafts = tuple(at for at, layer in enumerate(layers) if layer in drafts)
+        self._groups = _groups(self._index_pages, self._names, self._drafts)
         self._hot = HotLayout(
             shape.max_seqs,
             len(self._names),
@@ -213,6 +218,7 @@ class SparsePlanner:
             self._names,
             self._index_pages,
             self._groups,
+            self._drafts,
             RegionLayout(len(self._names), blocks, shape.block_tokens, self._row_bytes),
             self._hot,
             self._sparse,
@@ -272,19 +278,24 @@ def _check_slots(options: SparseOptions, sparse: SparseShape, shape: EngineShape
 
 
 def _groups(
-    index_pages: Sequence[int], names: Sequence[tuple[tuple[str, str], ...]]
+    index_pages: Sequence[int],
+    names: Sequence[tuple[tuple[str, str], ...]],
+    drafts: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
     """Each indexer layer with the layers that follow its selection.
 
-    Raises: PlanError when the first layer has no indexer.
+    Raises: PlanError when the first layer, or a draft layer, has no indexer.
     """
     groups: list[list[int]] = []
     for layer, page in enumerate(index_pages):
         if page:
             groups.append([layer])
-        elif groups:
+        elif groups and layer not in drafts:
             groups[-1].append(layer)
         else:
             name = names[layer][0][1]
-            raise PlanError(f"{name} has no indexer and no layer before it whose selection it uses")
+            raise PlanError(
+                f"{name} has no indexer, and no layer before it whose selection it uses: serve a "
+                "model whose first layer and draft layers have one"
+            )
     return tuple(map(tuple, groups))

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import torch
+from vllm.forward_context import get_forward_context
 
 from engine_shim.device import DeviceError
 from engine_shim.device_memory import mapping_of
@@ -37,6 +38,9 @@ from engine_shim.vllm.sparse_written import WrittenBlocks
 HOLE: Final = "row_missing"
 DIFFERS: Final = "row_differs"
 NO_BUFFER: Final = "no_hot_buffer"
+
+NOTHING: Final = Failure("nothing", "there is nothing to write")
+"""Of a draft that is not computed; nobody is told."""
 
 T = TypeVar("T")
 
@@ -82,6 +86,7 @@ class Share:
     places:  by group, of its selection.
     ready:   layer whose rows can be read.
     failure: why it reads zeros.
+    is_draft: of a draft layer, which the engine may have left out in some steps.
     """
 
     request: str
@@ -94,6 +99,7 @@ class Share:
     places: dict[int, Places] = field(default_factory=dict)
     ready: int = -1
     failure: Failure | None = None
+    is_draft: bool = False
 
     @property
     def batch(self) -> slice:
@@ -143,7 +149,12 @@ class SparseStore:
     # Writing ----------------------------------------------------------------------------------
 
     def write(
-        self, layer: int, slots: torch.Tensor, rows: torch.Tensor, selected: torch.Tensor
+        self,
+        layer: int,
+        shares: Sequence[Share],
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        selected: torch.Tensor,
     ) -> None:
         """Store the step's rows of a layer, and start the loads of its selection.
 
@@ -151,7 +162,7 @@ class SparseStore:
               rows: [T, R] of any float. selected: [T, K] positions, -1 for none.
         """
         rows = rows.to(self._dtype).contiguous()
-        for share in self.shares:
+        for share in shares:
             attempt(share, partial(self._write, layer, share, slots, rows, selected))
         if self._meet is not None:
             # No rank reads a row of this step before it is there, nor writes the next layer's
@@ -166,11 +177,31 @@ class SparseStore:
         rows: torch.Tensor,
         selected: torch.Tensor,
     ) -> None:
+        if share.is_draft:
+            self.fill_gap(layer, share)
         if share.handle is not None:
             self._decode_write(layer, share, share.handle, rows, selected)
         elif self._writes_region:
             self._region[layer][slots[share.batch].long()] = rows[share.batch]
         self.written.add(share.request, layer, share.table, share.start, share.end)
+
+    def fill_gap(self, layer: int, share: Share) -> None:
+        """Write zeros where a draft layer has no rows before the share's first.
+
+        The engine drafts nothing in steps near its longest length. What a drafter makes of such
+        rows is verified like all its guesses.
+        """
+        known = self.written.end(layer, share.table, share.start)
+        if known < share.start:
+            if self._writes_region:
+                missing = torch.arange(known, share.start)
+                size = self.plan.region.block_tokens
+                self._region[layer][sparse_math.slots_of(share.table, missing, size)] = 0
+            self.written.add(share.request, layer, share.table, known, share.start)
+        if share.handle is not None:
+            reached = self.hot.num_rows(share.handle, layer)
+            if reached < share.start:
+                self.hot.landed(share.handle, layer, reached, share.start)
 
     def _decode_write(
         self,
@@ -201,6 +232,23 @@ class SparseStore:
         group.scratch += len(plan.scratch)
         group.merged += plan.num_given - len(plan.positions)
         group.manage_ns += spent_ns
+
+    def drafts(self, step: SparseMetadata, slots: torch.Tensor) -> tuple[Share, ...]:
+        """The requests of a drafter's forward pass, in the order of the step that it follows.
+
+        One without slots is beyond the longest length: nothing of it is written or read.
+        """
+        shares = []
+        for number, of in enumerate(self.shares[: step.num_reqs]):
+            begin, after = step.starts[number : number + 2]
+            end = step.seq_lens[number]
+            start = end - (after - begin)
+            made = Share(of.request, of.blocks, of.table, start, end, begin, of.handle)
+            made.is_draft, made.failure = True, of.failure
+            if made.failure is None and bool((slots[made.batch] < 0).any()):
+                made.failure = NOTHING
+            shares.append(made)
+        return tuple(shares)
 
     # Reading ----------------------------------------------------------------------------------
 
@@ -275,13 +323,21 @@ class LayerRows:
         """Put the step's rows where they belong; `cache` holds them for debugging only."""
         if self._store.plan.keep_device:
             self._device.write(cache, slots, rows)
-        self._store.write(self._layer, slots, rows, self._selected)
+        self._store.write(self._layer, self._shares(slots), slots, rows, self._selected)
+
+    def _shares(self, slots: torch.Tensor) -> Sequence[Share]:
+        """The requests whose rows are written."""
+        return self._store.shares
+
+    def _share(self, request: int) -> Share:
+        """A request whose rows are read."""
+        return self._store.shares[request]
 
     def read(
         self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
     ) -> torch.Tensor:
         """Return the rows of a request's positions."""
-        share = self._store.shares[request]
+        share = self._share(request)
         rows = self._store.read(self._layer, share, tokens)
         if self._store.plan.keep_device and share.failure is None:
             kept = self._device.read(cache, step, request, tokens)
@@ -289,3 +345,42 @@ class LayerRows:
                 what = f"layer {self._layer}: rows differ from those that the device keeps"
                 share.failure = Failure(DIFFERS, what, tuple(share.blocks))
         return rows
+
+
+class DraftRows(LayerRows):
+    """The rows of a draft layer (MTP): its forward passes follow that of a step, each of its own.
+
+    A failure there is one of the request, and is reported with the next step.
+    """
+
+    def __init__(self, store: SparseStore, layer: int, selected: torch.Tensor, name: str) -> None:
+        """Args: name: of the layer in the engine; others as `LayerRows`."""
+        super().__init__(store, layer, selected)
+        self._name = name
+        self._drafts: tuple[Share, ...] = ()
+
+    def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the pass's rows where they belong."""
+        super().write(cache, slots, rows)
+        self._pass_on()
+
+    def read(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the rows of a request's positions."""
+        rows = super().read(cache, step, request, tokens)
+        self._pass_on()
+        return rows
+
+    def _shares(self, slots: torch.Tensor) -> Sequence[Share]:
+        step = get_forward_context().attn_metadata[self._name]
+        self._drafts = self._store.drafts(step, slots)
+        return self._drafts
+
+    def _share(self, request: int) -> Share:
+        return self._drafts[request]
+
+    def _pass_on(self) -> None:
+        for draft, of in zip(self._drafts, self._store.shares, strict=False):
+            if draft.failure is not NOTHING:
+                of.failure = of.failure or draft.failure

@@ -29,7 +29,7 @@ from engine_shim.vllm.messages import Failure, SparseOrder, SparseShare, StepRep
 from engine_shim.vllm.options import ConnectorOptions, client_options
 from engine_shim.vllm.sparse_figures import figures_of
 from engine_shim.vllm.sparse_plan import SparsePlan
-from engine_shim.vllm.sparse_rows import LayerRows, Share, SparseStore, attempt
+from engine_shim.vllm.sparse_rows import DraftRows, LayerRows, Share, SparseStore, attempt
 from engine_shim.vllm.worker import CLOSE_S, Rank
 
 FIGURES_EVERY_NS: Final = 1_000_000_000
@@ -118,7 +118,11 @@ class SparseWorker:
         """Be where the attention of these layers finds its rows. Args: impls: by name."""
         layer_of = self.plan.layer_of()
         for name, impl in impls.items():
-            impl.rows = LayerRows(self.store, layer_of[name], impl.topk_indices_buffer)
+            layer, selected = layer_of[name], impl.topk_indices_buffer
+            if layer in self.plan.drafts:
+                impl.rows = DraftRows(self.store, layer, selected, name)
+            else:
+                impl.rows = LayerRows(self.store, layer, selected)
             self._impls.append(impl)
         self.tell()
 
@@ -178,7 +182,10 @@ class SparseWorker:
         if known.handle is None:
             layers = range(self.plan.region.num_layers) if share.start else ()
             for layer in layers:
-                self.store.written.require(share.request, layer, share.table, share.start)
+                if layer in self.plan.drafts:
+                    self.store.fill_gap(layer, share)
+                else:
+                    self.store.written.require(share.request, layer, share.table, share.start)
             known.handle = hot.open(share.request, known.blocks)
             for layer in layers:
                 hot.landed(known.handle, layer, 0, share.start)
@@ -198,15 +205,18 @@ class SparseWorker:
 
     def end(self) -> None:
         """The step has ended, in whatever way."""
-        shares, self.store.shares = self.store.shares, ()
-        self._report, self._bad_blocks = StepReport(), set()
-        for share in shares:
-            if share.failure is not None:
-                self._fail(share.request, share.failure)
+        self._settle()
+        self.store.shares = ()
         now = time.monotonic_ns()
         if now - self._told_ns >= FIGURES_EVERY_NS:
             self._told_ns = now
             self.tell()
+
+    def _settle(self) -> None:
+        """Note who has failed; with draft layers vLLM asks before the step has ended."""
+        for share in self.store.shares:
+            if share.failure is not None and share.request not in self._report.failed:
+                self._fail(share.request, share.failure)
 
     def _fail(self, request: str, failure: Failure) -> None:
         self._log.warning("kvd: request %s: %s: %s", request, failure.code, failure.detail)
@@ -226,7 +236,8 @@ class SparseWorker:
         return report if report else None
 
     def take_bad_blocks(self) -> set[int]:
-        """Blocks of the last step's failed requests."""
+        """Blocks of the last step's failed requests; asked before the report."""
+        self._settle()
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 

@@ -43,15 +43,22 @@ class WrittenBlocks:
         at = table[last]
         rows[at] = max(int(rows[at]), end - last * size)
 
-    def require(self, request: str, layer: int, table: torch.Tensor, end: int) -> None:
-        """Raise HoleError unless rows [0, end) of a request are written."""
-        rows, size = self._rows[layer], self._size
+    def end(self, layer: int, table: torch.Tensor, end: int) -> int:
+        """Return the first position below `end` that is not written, else `end`."""
+        size = self._size
         count = -(-end // size)
         wanted = torch.full((count,), size, dtype=torch.int32)
-        wanted[-1] = end - (count - 1) * size
-        known = rows[table[:count]]
+        if count:
+            wanted[-1] = end - (count - 1) * size
+        known = self._rows[layer][table[:count]]
         lacking = (known < wanted).nonzero()
-        if len(lacking):
-            block = int(lacking[0])
-            position = block * size + int(known[block])
-            raise HoleError(request, layer, position, "is read but was never written")
+        if not len(lacking):
+            return end
+        block = int(lacking[0])
+        return block * size + int(known[block])
+
+    def require(self, request: str, layer: int, table: torch.Tensor, end: int) -> None:
+        """Raise HoleError unless rows [0, end) of a request are written."""
+        known = self.end(layer, table, end)
+        if known < end:
+            raise HoleError(request, layer, known, "is read but was never written")

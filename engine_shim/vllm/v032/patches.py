@@ -99,8 +99,8 @@ def _plan_sparse(
 
     log = init_logger("vllm.kvd")
     assert options.sparse is not None
+    sparse_checks.check_sparse(vllm_config, options.sparse)
     caches = specs.caches_of(vllm_config, declared[0])
-    sparse_checks.check_sparse(vllm_config, options.sparse, caches)
     shape = specs.shape_of(vllm_config, declared[0])
     planner = SparsePlanner(options, shape, sparse_checks.sparse_shape(vllm_config), caches)
     plan = planner.plan(available)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
-from engine_shim.vllm.engine_plan import CacheSpec
 from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.sparse_options import KEY, SparseOptions
 from engine_shim.vllm.sparse_plan import SparseShape
@@ -14,7 +12,7 @@ from engine_shim.vllm.v032.config import role_of
 _ENABLED: Final = f"{KEY}.enabled is true"
 
 
-def check_sparse(vllm_config: Any, options: SparseOptions, caches: Sequence[CacheSpec]) -> None:
+def check_sparse(vllm_config: Any, options: SparseOptions) -> None:
     """Refuse what sparse decode offload does not support, beyond `check_engine`.
 
     Raises: UnsupportedEngine.
@@ -40,12 +38,6 @@ def check_sparse(vllm_config: Any, options: SparseOptions, caches: Sequence[Cach
         raise UnsupportedEngine(
             f"{_ENABLED} and needs eager mode on this platform, since rows are looked up between "
             "layers: give --enforce-eager"
-        )
-    drafts = [cache.name for cache in caches if cache.is_draft]
-    if drafts:
-        raise UnsupportedEngine(
-            f"{_ENABLED}, but {drafts[0]} is a draft layer: a drafter with layers of its own (MTP, "
-            "EAGLE) is not supported; use ngram, or no speculative_config"
         )
 
 

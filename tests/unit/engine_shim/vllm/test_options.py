@@ -19,6 +19,8 @@ from engine_shim.vllm.options import (
     buffer_warning,
     parse_options,
 )
+from engine_shim.vllm.sparse_options import KEY
+from engine_shim.vllm.sparse_options import KEYS as SPARSE_KEYS
 
 GUIDE = """{
     "backend": "memcache",
@@ -66,6 +68,7 @@ WRONG: dict[str, Wrong] = {
         "seconds, more than 0 and at most 3600",
         [0, -1, 3600.1, True, "30", None, math.nan, math.inf],
     ),
+    KEY: (f"an object with {', '.join(SPARSE_KEYS)}", (True, "on", [])),
 }
 
 

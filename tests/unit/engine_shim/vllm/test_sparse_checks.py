@@ -10,7 +10,6 @@ import pytest
 from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.sparse_options import SparseOptions
 from engine_shim.vllm.v032.sparse_checks import check_sparse, sparse_shape
-from tests.unit.engine_shim.vllm.plans import main
 
 
 def config(**model: object) -> Any:
@@ -33,12 +32,12 @@ def config(**model: object) -> Any:
 def refused(engine: Any, text: str, **options: Any) -> None:
     """Check that the engine is refused with a text."""
     with pytest.raises(UnsupportedEngine, match=text):
-        check_sparse(engine, SparseOptions(**options), [main(0)])
+        check_sparse(engine, SparseOptions(**options))
 
 
 def test_a_decode_engine_with_an_indexer_is_taken() -> None:
-    check_sparse(config(), SparseOptions(), [main(0)])
-    check_sparse(config(compress_ratios=[]), SparseOptions(), [main(0)])
+    check_sparse(config(), SparseOptions())
+    check_sparse(config(compress_ratios=[]), SparseOptions())
 
 
 def test_models_it_is_not_for() -> None:
@@ -51,15 +50,13 @@ def test_only_decode_engines_may_have_it_but_to_debug(role: str) -> None:
     engine = config()
     engine.kv_transfer_config.kv_role = role
     refused(engine, f"kv_role is {role}: .* set kv_role to kv_consumer")
-    check_sparse(engine, SparseOptions(keep_device=True), [main(0)])
+    check_sparse(engine, SparseOptions(keep_device=True))
 
 
-def test_graphs_ranks_and_draft_layers_are_refused() -> None:
+def test_graphs_are_refused() -> None:
     engine = config()
     engine.model_config.enforce_eager = False
     refused(engine, "give --enforce-eager")
-    with pytest.raises(UnsupportedEngine, match=r"layers\.6\.attn is a draft layer: .* use ngram"):
-        check_sparse(config(), SparseOptions(), [main(0), main(6, is_draft=True)])
 
 
 def test_a_decode_step_has_one_token_and_the_drafts() -> None:

@@ -110,8 +110,17 @@ def test_debugging_keeps_all_caches_apart() -> None:
 
 def test_layers_without_an_indexer_follow_the_one_before() -> None:
     assert planner(0, 2).plan(1 << 20).groups == ((0, 1), (2, 3))
-    with pytest.raises(PlanError, match="no indexer and no layer before it"):
+    with pytest.raises(PlanError, match="no indexer, and no layer before it"):
         planner(1, 2)
+
+
+def test_a_draft_layer_has_a_selection_of_its_own() -> None:
+    options = parse_options({KEY: {"enabled": True, "topk_buffer_size": 8}})
+    drafts = [main(4, is_draft=True)]
+    with pytest.raises(PlanError, match=r"layers\.4\.attn has no indexer"):
+        SparsePlanner(options, SHAPE, SPARSE, [*caches(0), *drafts])
+    plan = SparsePlanner(options, SHAPE, SPARSE, [*caches(0), *drafts, indexer(4)]).plan(1 << 20)
+    assert (plan.groups, plan.drafts) == (((0, 1, 2, 3), (4,)), (4,))
 
 
 def test_slots_must_hold_a_selection_in_whole_blocks() -> None:

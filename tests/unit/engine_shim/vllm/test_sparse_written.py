@@ -35,6 +35,12 @@ def test_chunks_add_up(cut: int) -> None:
     written((0, cut), (cut, 12)).require("r", 1, TABLE, 12)
 
 
+@pytest.mark.parametrize("end", range(13))
+def test_end_is_the_first_row_that_is_missing(end: int) -> None:
+    made = written((0, end)) if end else written()
+    assert [made.end(1, TABLE, most) for most in (0, end, 12)] == [0, end, end]
+
+
 def test_a_gap_is_refused_and_changes_nothing() -> None:
     made = written((0, 5))
     with pytest.raises(HoleError, match="position 5 is not written but 6 is"):

@@ -33,6 +33,7 @@ def vllm_config(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
         cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
         model_config=SimpleNamespace(enforce_eager=eager),
+        additional_config={},
     )
 
 
