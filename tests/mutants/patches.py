@@ -40,6 +40,7 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/vllm/test_scheduler_failures.py",
         ),
         "connector worker": ("tests/unit/engine_shim/vllm/test_worker_side.py",),
+        "connector drafts": ("tests/unit/engine_shim/vllm/test_worker_drafts.py",),
         "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
         "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
