@@ -8,7 +8,8 @@ import pytest
 
 from engine_shim.testing import Delay, Fail, Rule
 from engine_shim.vllm.messages import StepOrder
-from tests.unit.engine_shim.vllm.toy_worker import LAYERS, TOKENS, Engine, toy_plan
+from tests.unit.engine_shim.vllm.plans import TOKENS
+from tests.unit.engine_shim.vllm.toy_worker import LAYERS, Engine, toy_plan
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 FOUND = len(TEXT) // TOKENS * TOKENS
