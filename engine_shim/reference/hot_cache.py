@@ -93,7 +93,7 @@ class HotStore:
         return HotCache(self, request, blocks)
 
     def index_rows(self, layer: int) -> Tensor:
-        """Index keys of all blocks of an indexer layer: [num_blocks * block_tokens, index_dim]."""
+        """Stored index keys of an indexer layer: [num_blocks * block_tokens, index_elements]."""
         return self._index[layer]
 
     def hot_rows(self, buffer: int, layer: int) -> Tensor:
@@ -137,7 +137,7 @@ def _index_tensors(
     if len(view) < needed:
         raise ValueError(f"index_memory has {len(view)} bytes; give {needed}")
     return {
-        layer: rows_tensor(view, at * rows * row_bytes, rows, row_bytes, config.dtype)
+        layer: rows_tensor(view, at * rows * row_bytes, rows, row_bytes, config.index_storage)
         for at, layer in enumerate(config.index_layers)
     }
 

@@ -10,6 +10,7 @@ from engine_shim.reference.attention import attend, make_queries, make_rows, pro
 from engine_shim.reference.cache import KvCache
 from engine_shim.reference.collective import Collective, SingleProcess
 from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.index_rows import store_keys
 from engine_shim.reference.indexer import IndexQueries, project_index, select_rows, split_index
 from engine_shim.reference.ops import Rope, rms_norm
 from engine_shim.reference.tiles import map_tiles, tiles
@@ -112,7 +113,7 @@ class SparseModel:
         if weights.indexer is not None:
             projected = map_tiles(index_rows, hidden, start, config.query_tile)
             keys, queries = split_index(config, projected, start)
-            keys = keys.to(config.dtype)
+            keys = store_keys(config, keys)
         cache.write(layer, torch.arange(start, start + hidden.shape[0]), main, keys)
         cache.end_write(layer)
         return queries
