@@ -82,6 +82,11 @@ class HotStatistics:
         return HotStatistics(**{it: getattr(self, it) + getattr(other, it) for it in names})
 
 
+def total(rows: Iterable[HotStatistics]) -> HotStatistics:
+    """Sum of several."""
+    return sum(rows, start=HotStatistics())
+
+
 class Residency(Protocol):
     """The books of one hot buffer. A step is: begin_step, admit, select (once or more)."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
 
+from engine_shim.hot_meter import GroupFigures
 from engine_shim.hot_residency import ClockResidency, HotStatistics, Residency
+
+NAMED_GROUPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class HotOptions:
 class HotFigures:
     """What happened so far.
 
-    rows:          of all requests, closed ones included.
+    rows:          of all requests, closed ones included; groups: the same by group, with times.
     free, parked:  hot buffers not lent; parked ones wait for a copy to end.
     load_failures: loads that failed; holes: reads and writes refused with a HoleError.
     """
@@ -54,3 +58,35 @@ class HotFigures:
     parked: int
     load_failures: int
     holes: int
+    groups: tuple[GroupFigures, ...] = ()
+
+    def named(self) -> dict[str, float]:
+        """Return all of it as figures by name, for status and metrics.
+
+        Of groups, the first `NAMED_GROUPS`: `hot_0_hits` are those of the first one.
+        """
+        made = {f"hot_{it.name}": float(getattr(self.rows, it.name)) for it in fields(self.rows)}
+        made |= {
+            "hot_free": float(self.free),
+            "hot_parked": float(self.parked),
+            "hot_load_failures": float(self.load_failures),
+            "hot_holes": float(self.holes),
+            **_times("hot", self.groups),
+        }
+        for at, group in enumerate(self.groups[:NAMED_GROUPS]):
+            for name in ("hits", "misses", "merged"):
+                made[f"hot_{at}_{name}"] = float(getattr(group.rows, name))
+            made |= _times(f"hot_{at}", (group,))
+        return made
+
+
+def _times(prefix: str, groups: Sequence[GroupFigures]) -> dict[str, float]:
+    """Time in the books for a step of a group, and the share of the copies that was hidden."""
+    sampled = sum(group.sampled for group in groups)
+    managed = sum(group.managed_ns for group in groups)
+    waited = sum(group.waited_ns for group in groups)
+    copied = sum(group.copied_ns for group in groups)
+    return {
+        f"{prefix}_managed_us": managed / sampled / 1000 if sampled else 0.0,
+        f"{prefix}_overlap": max(0.0, 1 - waited / copied) if copied else 1.0,
+    }

@@ -8,7 +8,7 @@ from the hot buffer and the scratch tile, and is bit for bit what a `ResidentCac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -111,9 +111,7 @@ class HotStore:
 
     def figures(self) -> dict[str, float]:
         """Return the statistics as named figures: `hot_hits`, `hot_misses`, ..."""
-        statistics = asdict(self.statistics())
-        rows = statistics.pop("rows")
-        return {f"hot_{name}": float(value) for name, value in {**rows, **statistics}.items()}
+        return self.statistics().named()
 
     def close(self) -> None:
         """Give the hot buffers back. Raises: BufferError while tensors of them are in use."""
