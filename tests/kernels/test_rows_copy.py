@@ -226,7 +226,8 @@ def test_any_gather_is_as_defined(kernel: str) -> None:
         moved = world.copier.gather(world.rows(lists), request, layer, count)
         assert moved == world.reference.gather(lists.positions, lists.slots, request, layer)
         assert world.same()
-        world.copier.read(world.rows(lists), request, layer, count)
+        for far in (False, True):
+            world.copier.read(world.rows(lists), request, layer, count, far=far)
         assert world.same()
 
     check()

@@ -9,9 +9,21 @@
 namespace kvd::rows {
 namespace {
 
-constexpr size_t kPieceRows = 16;  // about four microseconds: what attention may have to wait for
+constexpr size_t kPieceRows = 32;  // some five microseconds: what attention may have to wait for
 constexpr uint32_t kResident = UINT32_MAX;
-constexpr size_t kFetchAhead = 4;  // rows of a tile fetched before they are widened
+// Rows fetched into L2, and from there into L1, before they are widened (see move.inc).
+constexpr size_t kFarRows = 24;
+constexpr size_t kNearRows = 2;
+constexpr size_t kLine = 64;
+
+constexpr int kIntoL1 = 3;
+constexpr int kIntoL2 = 2;
+
+template <int where>
+void fetch(const PartView& part, uint32_t slot) {
+  const uint8_t* row = part.in_hot(slot);
+  for (size_t at = 0; at < part.row_bytes; at += kLine) __builtin_prefetch(row + at, 0, where);
+}
 
 size_t pieces_of(size_t rows) { return (rows + kPieceRows - 1) / kPieceRows; }
 
@@ -117,7 +129,7 @@ void SparseAttention::plan_item(int64_t layer, size_t number) {
   for (size_t i = 0; i < misses; i += kPieceRows) {
     Piece& piece = pieces_[num_pieces_++];
     piece.item = &items_[number];
-    piece.places = places + i;
+    piece.places = {places + i, misses - i};
     piece.count = std::min(kPieceRows, misses - i);
     piece.done.store(false, std::memory_order_relaxed);
   }
@@ -156,7 +168,7 @@ bool SparseAttention::take_piece() {
   Piece& piece = pieces_[next];
   const int64_t begin = monotonic_ns();
   for (const PartView& part : piece.item->view.all()) {
-    kernels_.gather(part, {piece.places, piece.count});
+    kernels_.gather(part, piece.places, piece.count);
   }
   copy_ns_.fetch_add(monotonic_ns() - begin, std::memory_order_relaxed);
   piece.done.store(true, std::memory_order_release);
@@ -256,15 +268,15 @@ size_t SparseAttention::select(size_t number, size_t query, const Item& item, bo
   return rows;
 }
 
-void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows) {
+// Fills the tile with the first `count` rows; of those behind them, the resident are fetched.
+void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows, size_t count) {
   size_t column = 0;
   for (const PartView& part : item.view.all()) {
     const size_t floats = part.row_bytes / element_bytes(element_);
-    for (size_t r = 0; r < rows.size(); ++r) {
-      if (r + kFetchAhead < rows.size()) {
-        const uint8_t* later = part.in_hot(rows[r + kFetchAhead].slot);
-        for (size_t at = 0; at < part.row_bytes; at += 64) __builtin_prefetch(later + at);
-      }
+    for (size_t r = 0; r < count; ++r) {
+      const Wanted& far = rows[std::min(r + kFarRows, rows.size() - 1)];
+      if (far.piece == kResident) fetch<kIntoL2>(part, far.slot);
+      fetch<kIntoL1>(part, rows[std::min(r + kNearRows, count - 1)].slot);
       const uint8_t* row = part.in_hot(rows[r].slot);
       float* line = tile_.data() + r * width_ + column;
       if (element_ == Element::kFloat32) {
@@ -279,10 +291,14 @@ void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows) 
 
 void SparseAttention::attend_rows(const Item& item, size_t query, std::span<const Wanted> rows) {
   const size_t first = query * in_.heads;
+  for (const Wanted& row : rows.first(std::min(kFarRows, rows.size()))) {
+    if (row.piece != kResident) break;
+    for (const PartView& part : item.view.all()) fetch<kIntoL2>(part, row.slot);
+  }
   for (; !rows.empty(); rows = rows.subspan(std::min(kTileRows, rows.size()))) {
     const auto tile = rows.first(std::min(kTileRows, rows.size()));
     for (const Wanted& row : tile) require(row.piece);
-    fill_tile(item, tile);
+    fill_tile(item, rows, tile.size());
     kernels_.dots(queries_.data() + first * width_, tile_.data(), dots_.data(), in_.heads,
                   tile.size(), width_);
     for (size_t h = 0; h < in_.heads; ++h) {

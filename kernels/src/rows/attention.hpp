@@ -65,7 +65,7 @@ class SparseAttention {
   };
   struct Piece {
     const Item* item;
-    const Place* places;
+    std::span<const Place> places;  // of the piece, and what comes after it
     size_t count;
     std::atomic<bool> done;
   };
@@ -82,7 +82,7 @@ class SparseAttention {
   void require(uint32_t piece);
   void attend_item(size_t number, bool ordered);
   void attend_rows(const Item& item, size_t query, std::span<const Wanted> rows);
-  void fill_tile(const Item& item, std::span<const Wanted> rows);
+  void fill_tile(const Item& item, std::span<const Wanted> rows, size_t count);
   size_t select(size_t number, size_t query, const Item& item, bool hits, bool misses);
 
   std::shared_ptr<const RowCopier> copier_;

@@ -72,7 +72,8 @@ Raises:
 constexpr const char* kReadDoc =
     R"(Read what gather would copy, without copying it; return a word made of it.
 
-No copy of these rows can be faster: benches measure gather by it. Errors as gather.)";
+No copy of these rows can be faster: benches measure gather by it. far: fetch rows ahead as gather
+does, else only the four to come, as simple code would. Errors as gather.)";
 
 constexpr const char* kAppendDoc =
     R"(Copy items [0, count) of the list's sources to the region and to their slots.
@@ -158,9 +159,9 @@ uint64_t gather(const PyCopier& self, PyRowList& rows, int64_t request, int64_t 
 }
 
 uint64_t read(const PyCopier& self, PyRowList& rows, int64_t request, int64_t layer,
-              int64_t count) {
+              int64_t count, bool far) {
   return with_list(self, rows, count, [&](size_t items) {
-    return self.core->read(*rows.core, request, layer, items);
+    return self.core->read(*rows.core, request, layer, items, far);
   });
 }
 
@@ -222,7 +223,7 @@ void bind_copier(nb::module_& module) {
       .def("gather", gather, nb::arg("rows"), nb::arg("request"), nb::arg("layer"),
            nb::arg("count"), kGatherDoc)
       .def("read", read, nb::arg("rows"), nb::arg("request"), nb::arg("layer"), nb::arg("count"),
-           kReadDoc)
+           nb::kw_only(), nb::arg("far") = true, kReadDoc)
       .def("append", append, nb::arg("rows"), nb::arg("request"), nb::arg("layer"),
            nb::arg("count"), kAppendDoc);
 }

@@ -9,7 +9,7 @@
 namespace kvd::rows {
 namespace {
 
-constexpr size_t kPieceRows = 64;   // a few microseconds: far more than taking a piece
+constexpr size_t kPieceRows = 256;  // some forty microseconds: far more than the start of a piece
 constexpr size_t kShareRows = 512;  // fewer are copied sooner than a thread has woken
 
 void check_part(const Part& part, size_t number, const BlockTables::Shape& shape, uint64_t slots,
@@ -45,16 +45,17 @@ struct Gather {
   const RowView& view;
   const RowKernels& kernels;
   std::span<const Place> places;
+  size_t piece_rows;
   std::atomic<size_t> next{0};
 
   static void take(void* self) {
     auto& job = *static_cast<Gather*>(self);
     for (;;) {
-      const size_t begin = job.next.fetch_add(kPieceRows, std::memory_order_relaxed);
+      const size_t begin = job.next.fetch_add(job.piece_rows, std::memory_order_relaxed);
       if (begin >= job.places.size()) return;
       const auto piece =
-          job.places.subspan(begin, std::min(kPieceRows, job.places.size() - begin));
-      for (const PartView& part : job.view.all()) job.kernels.gather(part, piece);
+          job.places.subspan(begin, std::min(job.piece_rows, job.places.size() - begin));
+      for (const PartView& part : job.view.all()) job.kernels.gather(part, piece, piece.size());
     }
   }
 };
@@ -141,21 +142,22 @@ uint64_t RowCopier::gather(RowList& rows, int64_t request, int64_t layer, size_t
   const size_t planned =
       plan_reads(rows.positions, rows.slots, count, request, layer, rows.places.data());
   const RowView here = view(request, layer);
-  Gather job{here, kernels_, {rows.places.data(), planned}};
-  const bool helped =
-      helper_ != nullptr && planned >= kShareRows && helper_->begin(Gather::take, &job);
+  const bool shared = helper_ != nullptr && planned >= kShareRows;
+  Gather job{here, kernels_, {rows.places.data(), planned}, shared ? kPieceRows : planned};
+  const bool helped = shared && helper_->begin(Gather::take, &job);
   Gather::take(&job);
   if (helped) helper_->end();
   return planned * row_bytes_;
 }
 
-uint64_t RowCopier::read(RowList& rows, int64_t request, int64_t layer, size_t count) const {
+uint64_t RowCopier::read(RowList& rows, int64_t request, int64_t layer, size_t count,
+                         bool far) const {
   const size_t planned =
       plan_reads(rows.positions, rows.slots, count, request, layer, rows.places.data());
   const RowView here = view(request, layer);
   uint64_t word = 0;
   for (const PartView& part : here.all()) {
-    word ^= kernels_.read(part, {rows.places.data(), planned});
+    word ^= kernels_.read(part, {rows.places.data(), planned}, far);
   }
   return word;
 }

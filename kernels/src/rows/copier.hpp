@@ -64,7 +64,7 @@ class RowCopier {
   // Throws std::out_of_range, Hole.
   uint64_t gather(RowList& rows, int64_t request, int64_t layer, size_t count) const;
   // The same rows, only read; returns a word made of them.
-  uint64_t read(RowList& rows, int64_t request, int64_t layer, size_t count) const;
+  uint64_t read(RowList& rows, int64_t request, int64_t layer, size_t count, bool far) const;
   // Device rows to the region, and to their slots (none: kNoSlot or negative).
   uint64_t append(RowList& rows, int64_t request, int64_t layer, size_t count) const;
 

@@ -1,6 +1,7 @@
 // The states of a helper: idle -> begun -> taken -> ended -> idle; begun -> idle when taken back.
 #include "helper.hpp"
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -43,6 +44,7 @@ bool Helper::begin(Work work, void* context) noexcept {
   if (owned_.test_and_set(std::memory_order_acquire)) return false;
   work_ = work;
   context_ = context;
+  owners_cpu_ = sched_getcpu();
   // Sequentially consistent here and in wait_for_work(): either the thread sees the work before it
   // sleeps, or it is seen asleep here.
   state_.store(kBegun, std::memory_order_seq_cst);
@@ -83,10 +85,21 @@ bool Helper::wait_for_work() noexcept {
   return state == kBegun;
 }
 
+// The scheduler may wake the thread on the CPU of its owner, who goes on working there, while
+// others are idle; it would take milliseconds to part them, longer than most work here.
+void Helper::leave_owners_cpu() const noexcept {
+  if (sched_getcpu() != owners_cpu_ || owners_cpu_ < 0 || owners_cpu_ >= CPU_SETSIZE) return;
+  cpu_set_t others;
+  if (sched_getaffinity(process_, sizeof others, &others) != 0) return;
+  CPU_CLR(static_cast<size_t>(owners_cpu_), &others);
+  if (CPU_COUNT(&others) != 0) sched_setaffinity(0, sizeof others, &others);
+}
+
 void Helper::run() noexcept {
   while (wait_for_work()) {
     uint32_t state = kBegun;
     if (!state_.compare_exchange_strong(state, kTaken, std::memory_order_acq_rel)) continue;
+    leave_owners_cpu();
     work_(context_);
     state_.store(kEnded, std::memory_order_release);
   }

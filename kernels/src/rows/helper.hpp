@@ -36,12 +36,14 @@ class Helper {
 
   void run() noexcept;
   bool wait_for_work() noexcept;  // false when the thread is to leave
+  void leave_owners_cpu() const noexcept;
 
   std::atomic<uint32_t> state_{kIdle};
   std::atomic_flag owned_ = ATOMIC_FLAG_INIT;
   std::atomic<bool> asleep_{false};
   Work work_ = nullptr;
   void* context_ = nullptr;
+  int owners_cpu_ = -1;
   const int64_t spin_ns_;
   const int process_;
   std::mutex mutex_;

@@ -26,14 +26,17 @@ constexpr size_t element_bytes(Element element) {
   return element == Element::kFloat32 ? 4 : element == Element::kBfloat16 ? 2 : 1;
 }
 
-// Copies one part of each row from the region to its slot; the copies are ordered before later
-// stores of this thread. Rows of one call have distinct slots.
-using GatherFn = void (*)(const PartView& part, std::span<const Place> places);
-// Reads the same bytes and folds them into a word: what no copy of them can be faster than.
-using ReadFn = uint64_t (*)(const PartView& part, std::span<const Place> places);
+// Copies one part of each of the first `count` rows from the region to its slot, and fetches from
+// those behind them; the copies are ordered before later stores of this thread. Rows of one call
+// have distinct slots.
+using GatherFn = void (*)(const PartView& part, std::span<const Place> places, size_t count);
+// Reads the same bytes and folds them into a word: what no copy of them can be faster than. It
+// fetches as gather does, or without `far` only the four rows to come.
+using ReadFn = uint64_t (*)(const PartView& part, std::span<const Place> places, bool far);
 
-// `count` elements as floats.
+// `count` elements as floats, fp8 ones times a scale.
 using WidenFn = void (*)(const uint8_t* from, float* to, size_t count);
+using WidenScaledFn = void (*)(const uint8_t* from, float* to, size_t count, float scale);
 
 // dots[h * kTileRows + r] = queries[h] . rows[r], for heads h and `count` rows r of a tile; both
 // have `width` floats per line, a multiple of kPad. Lines of the tile up to the next multiple of 4
@@ -61,7 +64,7 @@ struct RowKernels {
   GatherFn gather;
   ReadFn read;
   WidenFn widen_bfloat16;
-  WidenFn widen_fp8;
+  WidenScaledFn widen_fp8;
   DotsFn dots;
   WeighFn weigh;
   MixFn mix;

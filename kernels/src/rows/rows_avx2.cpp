@@ -2,15 +2,17 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define KVD_TARGET __attribute__((target("avx2,fma")))
+#define KVD_TARGET __attribute__((target("avx2,fma,f16c")))
 #define KVD_LANES 8
 #define KVD_BLOCK 2
+#define KVD_FROM_HALVES(halves) Floats(_mm256_cvtph_ps(__m128i(halves)))
 
 namespace kvd::rows {
 namespace {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels.hpp"
 
@@ -11,6 +12,7 @@
 #define KVD_TARGET __attribute__((target("avx512f,avx512bw,prefer-vector-width=512")))
 #define KVD_LANES 16
 #define KVD_BLOCK 4
+#define KVD_FROM_HALVES(halves) Floats(_mm512_maskz_cvtph_ps(0xffff, __m256i(halves)))
 
 namespace kvd::rows {
 namespace {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels.hpp"
 
@@ -11,6 +12,7 @@
 #define KVD_TARGET
 #define KVD_LANES 4
 #define KVD_BLOCK 4
+#define KVD_FROM_HALVES(halves) Floats(vcvt_f32_f16(vreinterpret_f16_u16(uint16x4_t(halves))))
 
 namespace kvd::rows {
 namespace {

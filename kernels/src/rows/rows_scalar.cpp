@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels.hpp"
 
@@ -15,14 +16,14 @@ namespace {
 
 #include "math.inc"
 
-void gather(const PartView& part, std::span<const Place> places) {
-  for (const Place& place : places) {
+void gather(const PartView& part, std::span<const Place> places, size_t count) {
+  for (const Place& place : places.first(count)) {
     std::memcpy(part.in_hot(place.slot), part.in_region(place), part.row_bytes);
   }
   std::atomic_thread_fence(std::memory_order_release);
 }
 
-uint64_t read(const PartView& part, std::span<const Place> places) {
+uint64_t read(const PartView& part, std::span<const Place> places, bool) {
   uint64_t sum = 0;
   for (const Place& place : places) {
     const uint8_t* row = part.in_region(place);

@@ -96,10 +96,9 @@ void IndexScorer::score_run(const uint8_t* rows, size_t count, const float* weig
       } else if (keys_.element == Element::kBfloat16) {
         kernels_.widen_bfloat16(row, line, values);
       } else {
-        kernels_.widen_fp8(row, line, values);
         float scale;
         std::memcpy(&scale, row + values, sizeof scale);
-        for (size_t i = 0; i < values; ++i) line[i] *= scale;
+        kernels_.widen_fp8(row, line, values, scale);
       }
     }
     kernels_.dots(query_.data(), tile_.data(), dots_.data(), in_.heads, tile, width_);
