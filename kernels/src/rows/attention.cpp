@@ -11,9 +11,8 @@ namespace {
 
 constexpr size_t kPieceRows = 32;  // some five microseconds: what attention may have to wait for
 constexpr uint32_t kResident = UINT32_MAX;
-// Rows fetched into L2, and from there into L1, before they are widened (see move.inc).
-constexpr size_t kFarRows = 24;
-constexpr size_t kNearRows = 2;
+constexpr size_t kNearRows = 2;   // of the tile, fetched into L1 before they are widened
+constexpr size_t kStripRows = 4;  // dot products between two looks at the next tile
 constexpr size_t kLine = 64;
 
 constexpr int kIntoL1 = 3;
@@ -268,15 +267,19 @@ size_t SparseAttention::select(size_t number, size_t query, const Item& item, bo
   return rows;
 }
 
-// Fills the tile with the first `count` rows; of those behind them, the resident are fetched.
-void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows, size_t count) {
+void SparseAttention::fetch_resident(const Item& item, std::span<const Wanted> rows) {
+  for (const Wanted& row : rows) {
+    if (row.piece != kResident) continue;
+    for (const PartView& part : item.view.all()) fetch<kIntoL2>(part, row.slot);
+  }
+}
+
+void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows) {
   size_t column = 0;
   for (const PartView& part : item.view.all()) {
     const size_t floats = part.row_bytes / element_bytes(element_);
-    for (size_t r = 0; r < count; ++r) {
-      const Wanted& far = rows[std::min(r + kFarRows, rows.size() - 1)];
-      if (far.piece == kResident) fetch<kIntoL2>(part, far.slot);
-      fetch<kIntoL1>(part, rows[std::min(r + kNearRows, count - 1)].slot);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      fetch<kIntoL1>(part, rows[std::min(r + kNearRows, rows.size() - 1)].slot);
       const uint8_t* row = part.in_hot(rows[r].slot);
       float* line = tile_.data() + r * width_ + column;
       if (element_ == Element::kFloat32) {
@@ -291,16 +294,21 @@ void SparseAttention::fill_tile(const Item& item, std::span<const Wanted> rows, 
 
 void SparseAttention::attend_rows(const Item& item, size_t query, std::span<const Wanted> rows) {
   const size_t first = query * in_.heads;
-  for (const Wanted& row : rows.first(std::min(kFarRows, rows.size()))) {
-    if (row.piece != kResident) break;
-    for (const PartView& part : item.view.all()) fetch<kIntoL2>(part, row.slot);
-  }
-  for (; !rows.empty(); rows = rows.subspan(std::min(kTileRows, rows.size()))) {
+  fetch_resident(item, rows.first(std::min(kTileRows, rows.size())));
+  while (!rows.empty()) {
     const auto tile = rows.first(std::min(kTileRows, rows.size()));
+    rows = rows.subspan(tile.size());
     for (const Wanted& row : tile) require(row.piece);
-    fill_tile(item, rows, tile.size());
-    kernels_.dots(queries_.data() + first * width_, tile_.data(), dots_.data(), in_.heads,
-                  tile.size(), width_);
+    fill_tile(item, tile);
+    // Memory works while the dot products are formed: strip by strip, because more fetches than fit
+    // its queue would stand in the way of the arithmetic.
+    for (size_t r = 0; r < tile.size(); r += kStripRows) {
+      if (r < rows.size()) {
+        fetch_resident(item, rows.subspan(r, std::min(kStripRows, rows.size() - r)));
+      }
+      kernels_.dots(queries_.data() + first * width_, tile_.data() + r * width_, dots_.data() + r,
+                    in_.heads, std::min(kStripRows, tile.size() - r), width_);
+    }
     for (size_t h = 0; h < in_.heads; ++h) {
       kernels_.weigh(dots_.data() + h * kTileRows, tile.size(), scale_, &tops_[first + h],
                      &sums_[first + h], &keeps_[first + h]);

@@ -82,7 +82,8 @@ class SparseAttention {
   void require(uint32_t piece);
   void attend_item(size_t number, bool ordered);
   void attend_rows(const Item& item, size_t query, std::span<const Wanted> rows);
-  void fill_tile(const Item& item, std::span<const Wanted> rows, size_t count);
+  void fill_tile(const Item& item, std::span<const Wanted> rows);
+  static void fetch_resident(const Item& item, std::span<const Wanted> rows);
   size_t select(size_t number, size_t query, const Item& item, bool hits, bool misses);
 
   std::shared_ptr<const RowCopier> copier_;
