@@ -13,7 +13,13 @@ class HoleError(ValueError): ...
 
 class BlockTables:
     def __init__(
-        self, tables: Memory, written: Memory, *, block_tokens: int, num_blocks: int
+        self,
+        tables: Memory,
+        written: Memory,
+        *,
+        block_tokens: int,
+        num_blocks: int,
+        rows: Memory | None = None,
     ) -> None: ...
     def written(self, request: int, layer: int) -> int: ...
     def mark_written(self, request: int, layer: int, tokens: int) -> None: ...

@@ -1,8 +1,7 @@
 """The definition of each row operation, in numpy.
 
 Tests compare `kvd_kernels.rows` with this file; where the two differ, this file is right. It is
-written to be read, not to be fast. The classes take what the native ones take, but for kernels,
-threads and the registration of arrays.
+written to be read, not to be fast. Classes take what the native ones take, but for how it runs.
 
 Symbols: B requests of a batch, P query positions of each, H heads, R elements of a row, L of its
 value, K selected rows, M misses.
@@ -37,12 +36,15 @@ def bytes_of(memory: Any) -> Octets:
 
 @dataclass(frozen=True)
 class BlockTables:
-    """tables: [requests, blocks] int32; written: [requests, layers] int64."""
+    """tables: [requests, blocks] int32; written_rows: [requests, layers] int64; rows, for
+    debugging: [requests, layers, tokens_max] uint8, 1 where a row was written.
+    """
 
     tables: Ints
     written_rows: NDArray[np.int64]
     block_tokens: int
     num_blocks: int
+    rows: Octets | None = None
 
     @property
     def tokens_max(self) -> int:
@@ -75,6 +77,12 @@ class BlockTables:
         if not 0 <= tokens <= self.tokens_max:
             raise ValueError(f"tokens is {tokens} but must be 0 to {self.tokens_max}")
         self.written_rows[request] = np.minimum(self.written_rows[request], tokens)
+        if self.rows is not None:
+            self.rows[request, :, tokens:] = 0
+
+    def is_tracked(self, request: int, layer: int, position: int) -> bool:
+        """Whether a row below the watermark was written, as far as rows are tracked."""
+        return self.rows is None or bool(self.rows[request, layer, position])
 
     def locate(self, request: int, position: int) -> tuple[int, int]:
         """Return a position's block and its row in the block. Raises: IndexError."""
@@ -132,6 +140,8 @@ class RowCopier:
             if position >= end:
                 raise HoleError(f"position {position} was never written: {end} rows are")
             block, row = self.tables.locate(request, position)
+            if not self.tables.is_tracked(request, layer, position):
+                raise HoleError(f"position {position} was never written")
             self.check_slot(slot)
             places.append((block, row, slot))
         return places
@@ -176,6 +186,8 @@ class RowCopier:
                 self.region_row(part, layer, block, row)[:] = source[number]
                 if slot >= 0:
                     self.hot_row(part, request, layer, slot)[:] = source[number]
+            if self.tables.rows is not None:
+                self.tables.rows[request, layer, positions[number]] = 1
         self.tables.mark_written(request, layer, end)
         return len(places) * sum(part.row_bytes for part in self.parts)
 
@@ -261,10 +273,7 @@ class SparseAttention:
         for number in range(batch):
             self._check(number, layer, batch)
         for number in range(batch):
-            if ordered:
-                self._attend_ordered(number, layer)
-            else:
-                self._attend_overlapped(number, layer)
+            (self._attend_ordered if ordered else self._attend_overlapped)(number, layer)
 
     def _attend_ordered(self, number: int, layer: int) -> None:
         """Copy all misses, then attend to the rows in the order of the selection."""
@@ -382,5 +391,7 @@ def check_scores(
         raise ValueError(f"tokens is {tokens} but must be 0 to {scores.shape[1]}")
     if tokens > written:
         raise HoleError(f"position {written} was never written, {tokens} were asked for")
-    for position in range(0, tokens, tables.block_tokens):
+    for position in range(tokens):
         tables.locate(request, position)
+        if not tables.is_tracked(request, layer, position):
+            raise HoleError(f"position {position} was never written")

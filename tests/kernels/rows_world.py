@@ -56,6 +56,8 @@ class World:
     kernel: str = "auto"
     threads: int = 1
     seed: int = 1
+    is_tracked: bool = False
+    tracked: Octets | None = field(init=False, default=None)
     memory: list[Octets] = field(init=False)
     twin: list[Octets] = field(init=False)
 
@@ -71,8 +73,16 @@ class World:
         self.table = table
         self.marks = np.zeros((shape.requests, shape.layers), np.int64)
         self.twin_marks = self.marks.copy()
+        twin_tracked = None
+        if self.is_tracked:
+            self.tracked = np.zeros((shape.requests, shape.layers, shape.tokens_max), np.uint8)
+            twin_tracked = self.tracked.copy()
         self.tables = BlockTables(
-            table, self.marks, block_tokens=shape.block_tokens, num_blocks=shape.blocks
+            table,
+            self.marks,
+            block_tokens=shape.block_tokens,
+            num_blocks=shape.blocks,
+            rows=self.tracked,
         )
         self.copier = RowCopier(
             self.tables,
@@ -83,7 +93,7 @@ class World:
             threads=self.threads,
         )
         self.twin_tables = rows_reference.BlockTables(
-            table, self.twin_marks, shape.block_tokens, shape.blocks
+            table, self.twin_marks, shape.block_tokens, shape.blocks, twin_tracked
         )
         self.reference = rows_reference.RowCopier(
             self.twin_tables, self.parts(self.twin), shape.num_slots, shape.scratch_rows

@@ -114,6 +114,27 @@ def test_scores_that_cannot_be_are_refused(
     assert (scores.scores[1, 40:] == 7).all()
 
 
+def test_key_that_nobody_wrote_is_refused_below_the_watermark() -> None:
+    """For debugging: rows are tracked one by one."""
+    tracked = np.ones((1, 1, 8), np.uint8)
+    tracked[0, 0, 6] = 0
+    table, marks = np.zeros((1, 2), np.int32), np.full((1, 1), 8, np.int64)
+    tables = BlockTables(table, marks, block_tokens=4, num_blocks=1, rows=tracked)
+    scores = np.full((1, 8), 7.0, np.float32)
+    native = IndexScorer(
+        tables, np.zeros((4, 2), np.float32), queries=np.ones((1, 1, 2), np.float32),
+        weights=np.ones((1, 1), np.float32), scores=scores, layer_stride=0, block_stride=0,
+        row_bytes=8, element="float32",
+    )  # fmt: skip
+    with pytest.raises(HoleError, match="position 6 of request 0 layer 0 was never written, alth"):
+        native.score(0, 0, 0, 7)
+    definition = rows_reference.BlockTables(table, marks, 4, 1, tracked)
+    with pytest.raises(HoleError, match="position 6"):
+        rows_reference.check_scores(definition, scores, 0, 0, 0, 7)
+    assert (scores == 7).all()
+    native.score(0, 0, 0, 6)
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -214,3 +235,10 @@ def test_keys_beyond_2_and_4_gib() -> None:
     native.score(0, 0, 0, 1030)
     assert np.flatnonzero(scores[0]).tolist() == [1023, 1029]
     assert scores[0, 1029] == 128
+
+
+def test_elements_are_widened_as_defined() -> None:
+    """The formula of the definition, on values that are known."""
+    known = {0x00: 0.0, 0x01: 2.0**-9, 0x08: 2.0**-6, 0x38: 1.0, 0x7E: 448.0, 0xB8: -1.0}
+    found = rows_reference.widen_fp8(np.array(list(known), np.uint8))
+    assert found.tolist() == list(known.values())

@@ -52,6 +52,20 @@ MUTANTS: Final = (
         COPIES,
     ),
     Mutant(
+        "a tracked row that nobody wrote is read",
+        REFERENCE,
+        "        return self.rows is None or bool(self.rows[request, layer, position])\n",
+        "        return True\n",
+        COPIES,
+    ),
+    Mutant(
+        "a rejected row stays marked",
+        REFERENCE,
+        "            self.rows[request, :, tokens:] = 0\n",
+        "            self.rows[request, :, tokens + 1 :] = 0\n",
+        COPIES,
+    ),
+    Mutant(
         "new rows stay unwritten",
         REFERENCE,
         "        self.tables.mark_written(request, layer, end)\n",

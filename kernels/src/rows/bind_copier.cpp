@@ -20,6 +20,9 @@ Args:
     written: [requests, layers] int64, how many leading rows of each layer are in the region. May
         be shared with other processes, and read-only where another one moves it.
     block_tokens: rows of a block, num_blocks: blocks of the region.
+    rows: for debugging, [requests, layers, blocks * block_tokens] of one byte each: 1 where a row
+        was written. append and truncate keep it; whoever writes rows by another way than append
+        marks them. A row without a mark is a HoleError whatever the watermark says.
 
 Raises: ValueError or TypeError naming the argument.)";
 
@@ -90,14 +93,25 @@ size_t checked_count(const PyRowList& rows, int64_t count) {
 }
 
 void make_tables(PyTables* self, nb::handle tables, nb::handle written, uint64_t block_tokens,
-                 uint64_t num_blocks) {
+                 uint64_t num_blocks, nb::handle rows) {
   Array ids(tables, "tables", Kind::kInt32, 2, false);
   Array marks(written, "written", Kind::kInt64, 2, false);
   require_extent(marks, "written", 0, ids.extent(0));
+  std::optional<Array> tracked;
+  if (!rows.is_none()) {
+    tracked.emplace(rows, "rows", Kind::kBytes, 3, true);
+    require_extent(*tracked, "rows", 0, ids.extent(0));
+    require_extent(*tracked, "rows", 1, marks.extent(1));
+    require_extent(*tracked, "rows", 2, ids.extent(1) * block_tokens);
+    if (tracked->bytes() != ids.extent(0) * marks.extent(1) * ids.extent(1) * block_tokens) {
+      throw std::invalid_argument("rows has items of more than one byte");
+    }
+  }
   auto core = std::make_shared<BlockTables>(
-      ids.data<int32_t>(), marks.data<int64_t>(), marks.writable(),
+      ids.data<int32_t>(), marks.data<int64_t>(), tracked ? tracked->data<uint8_t>() : nullptr,
+      marks.writable(),
       BlockTables::Shape{ids.extent(0), marks.extent(1), ids.extent(1), block_tokens, num_blocks});
-  new (self) PyTables{std::move(ids), std::move(marks), std::move(core)};
+  new (self) PyTables{std::move(ids), std::move(marks), std::move(tracked), std::move(core)};
 }
 
 void make_list(PyRowList* self, nb::handle positions, nb::handle slots, nb::handle sources) {
@@ -185,7 +199,7 @@ uint64_t append(const PyCopier& self, PyRowList& rows, int64_t request, int64_t 
 void bind_lists(nb::module_& module) {
   nb::class_<PyTables>(module, "BlockTables", kTablesDoc)
       .def("__init__", make_tables, nb::arg("tables"), nb::arg("written"), nb::kw_only(),
-           nb::arg("block_tokens"), nb::arg("num_blocks"))
+           nb::arg("block_tokens"), nb::arg("num_blocks"), nb::arg("rows") = nb::none())
       .def(
           "written",
           [](const PyTables& self, int64_t request, int64_t layer) {

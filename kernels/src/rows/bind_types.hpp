@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "arrays.hpp"
@@ -13,6 +14,7 @@ namespace kvd::rows {
 struct PyTables {
   Array tables;
   Array written;
+  std::optional<Array> rows;
   std::shared_ptr<BlockTables> core;
 };
 

@@ -132,6 +132,11 @@ size_t RowCopier::plan_reads(const int32_t* positions, const int32_t* slots, siz
                  std::to_string(written) + " rows are");
     }
     Place place = tables_->locate(request, position);
+    const auto at = static_cast<uint64_t>(position);
+    if (tables_->first_unwritten(request, layer, at, at + 1) == at) {
+      throw Hole(at_row(i, position, request, layer) + " was never written, although " +
+                 std::to_string(written) + " rows are said to be");
+    }
     place.slot = checked_slot(slots[i], i, position, request, layer);
     places[planned++] = place;
   }
@@ -208,6 +213,9 @@ uint64_t RowCopier::append(RowList& rows, int64_t request, int64_t layer, size_t
         std::memcpy(to.in_hot(rows.places[i].slot), row, to.row_bytes);
       }
     }
+  }
+  for (size_t i = 0; i < planned; ++i) {
+    tables_->note(request, layer, static_cast<uint64_t>(rows.positions[rows.taken[i]]));
   }
   tables_->publish(request, layer, end);
   return planned * row_bytes_;

@@ -1,6 +1,8 @@
 // Checks of requests, positions and block ids.
 #include "layout.hpp"
 
+#include <algorithm>
+
 namespace kvd::rows {
 
 std::string at_row(size_t number, int64_t position, int64_t request, int64_t layer) {
@@ -8,8 +10,9 @@ std::string at_row(size_t number, int64_t position, int64_t request, int64_t lay
          " of request " + std::to_string(request) + " layer " + std::to_string(layer);
 }
 
-BlockTables::BlockTables(const int32_t* tables, int64_t* written, bool writable, const Shape& shape)
-    : tables_(tables), written_(written), writable_(writable), shape_(shape) {
+BlockTables::BlockTables(const int32_t* tables, int64_t* written, uint8_t* rows, bool writable,
+                         const Shape& shape)
+    : tables_(tables), written_(written), rows_(rows), writable_(writable), shape_(shape) {
   constexpr uint64_t kPositionsMax = INT32_MAX;
   if (shape.block_tokens < 1 || shape.block_tokens > kPositionsMax) {
     throw std::invalid_argument("block_tokens is " + std::to_string(shape.block_tokens) +
@@ -77,7 +80,22 @@ void BlockTables::truncate(int64_t request, int64_t tokens) const {
     if (__atomic_load_n(word, __ATOMIC_RELAXED) > limit) {
       __atomic_store_n(word, limit, __ATOMIC_RELEASE);
     }
+    if (rows_ == nullptr) continue;
+    uint8_t* rows = rows_of(request, static_cast<int64_t>(layer));
+    std::fill(rows + limit, rows + tokens_max(), uint8_t{0});
   }
+}
+
+uint64_t BlockTables::first_unwritten(int64_t request, int64_t layer, uint64_t begin,
+                                      uint64_t end) const {
+  if (rows_ == nullptr) return end;
+  const uint8_t* rows = rows_of(request, layer);
+  const uint64_t known = std::min(end, tokens_max());
+  return static_cast<uint64_t>(std::find(rows + std::min(begin, known), rows + known, 0) - rows);
+}
+
+void BlockTables::note(int64_t request, int64_t layer, uint64_t position) const noexcept {
+  if (rows_ != nullptr) rows_of(request, layer)[position] = 1;
 }
 
 Place BlockTables::locate(int64_t request, int64_t position) const {

@@ -98,7 +98,9 @@ class BlockTables {
   // tables: [requests, blocks_max] block ids, or negative. written: [requests, layers], in each the
   // number of leading positions whose rows are in the region; shared with others who use it.
   // Throws std::invalid_argument.
-  BlockTables(const int32_t* tables, int64_t* written, bool writable, const Shape& shape);
+  // rows: [requests, layers, tokens_max()], 1 where a row was written, for debugging; else null.
+  BlockTables(const int32_t* tables, int64_t* written, uint8_t* rows, bool writable,
+              const Shape& shape);
 
   const Shape& shape() const noexcept { return shape_; }
   uint64_t tokens_max() const noexcept { return shape_.blocks_max * shape_.block_tokens; }
@@ -113,6 +115,10 @@ class BlockTables {
 
   // The block and row of a position. Throws std::out_of_range naming the position and its block id.
   Place locate(int64_t request, int64_t position) const;
+  // Where rows are tracked: the first of [begin, end) below the watermark that was not written, or
+  // end. Of a checked request and layer.
+  uint64_t first_unwritten(int64_t request, int64_t layer, uint64_t begin, uint64_t end) const;
+  void note(int64_t request, int64_t layer, uint64_t position) const noexcept;
   // As add, of a checked request and layer; rows stored before are seen by whoever sees the mark.
   void publish(int64_t request, int64_t layer, uint64_t tokens) const noexcept;
 
@@ -121,11 +127,15 @@ class BlockTables {
     return written_ + static_cast<uint64_t>(request) * shape_.layers +
            static_cast<uint64_t>(layer);
   }
+  uint8_t* rows_of(int64_t request, int64_t layer) const noexcept {
+    return rows_ + static_cast<uint64_t>(mark(request, layer) - written_) * tokens_max();
+  }
   uint64_t checked_tokens(int64_t tokens) const;
   void require_writable() const;
 
   const int32_t* tables_;
   int64_t* written_;
+  uint8_t* rows_;
   bool writable_;
   Shape shape_;
 };

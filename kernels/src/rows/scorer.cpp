@@ -55,6 +55,13 @@ void IndexScorer::check(int64_t query, int64_t request, int64_t layer, int64_t t
                std::to_string(written) + " rows are, scores of " + std::to_string(tokens) +
                " were asked for");
   }
+  const uint64_t hole =
+      tables_->first_unwritten(request, layer, 0, static_cast<uint64_t>(tokens));
+  if (hole < static_cast<uint64_t>(tokens)) {
+    throw Hole("position " + std::to_string(hole) + " of request " + std::to_string(request) +
+               " layer " + std::to_string(layer) + " was never written, although " +
+               std::to_string(written) + " rows are said to be");
+  }
   const auto block_tokens = static_cast<int64_t>(tables_->shape().block_tokens);
   for (int64_t at = 0; at < tokens; at += block_tokens) {
     blocks_[static_cast<size_t>(at / block_tokens)] = tables_->locate(request, at).block;
