@@ -11,6 +11,7 @@ from tests.mutants import (
     evict_mutants,
     hot_mutants,
     machine_mutants,
+    row_mutants,
     shim_mutants,
     slot_mutants,
     sum_mutants,
@@ -24,6 +25,7 @@ MUTANTS: Final = (
     *adoption_mutants.MUTANTS,
     *shim_mutants.MUTANTS,
     *hot_mutants.MUTANTS,
+    *row_mutants.MUTANTS,
     *sum_mutants.MUTANTS,
     *connector_mutants.MUTANTS,
 )

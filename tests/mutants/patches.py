@@ -45,6 +45,10 @@ SUITES: Final = MappingProxyType(
         "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
+        "row copies": ("tests/kernels/test_rows_copy.py",),
+        "rows far away": ("tests/kernels/test_rows_copy.py", "-k", "gib"),
+        "row attention": ("tests/kernels/test_rows_attention.py",),
+        "row scores": ("tests/kernels/test_rows_scores.py",),
     }
 )
 """Fast suites by name: what pytest is told to run."""
