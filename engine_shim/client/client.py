@@ -167,6 +167,7 @@ class KvdClient(Operations):
         core, end = self._core, self._caller.end(deadline_s)
         core.check_process()
         with core.lock:
+            core.push()
             while len(core.stream):
                 if core.state in (LinkState.FAILED, LinkState.CLOSED) or core.is_closing:
                     raise core.unreachable()

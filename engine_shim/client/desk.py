@@ -129,7 +129,8 @@ class SlotDesk(GateWaits):
                     if self._may_take(slot, word, end):
                         tenancy = core.books.take(slot, word, core.generation, layer, loads)
                         item = AcquiredItem(slot, epoch, layer, list(loads))
-                        return tenancy, core.post([item], sizes)
+                        # Without loads kvd need not know: the next event of the tenancy says it.
+                        return tenancy, core.post([item], sizes, rides=not loads)
                     gate = None
             if outcome == "quarantined":
                 raise SlotQuarantined(slot)
@@ -255,7 +256,7 @@ class SlotDesk(GateWaits):
             core.books.check_written(use, saves)
             if saves and tenancy.generation != core.generation:
                 raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
-            ticket = core.post([item], sizes)
+            ticket = core.post([item], sizes, rides=not (saves or reads))
             core.books.write(use, layer, saves, reads, ticket)
             return ticket
 
@@ -270,7 +271,8 @@ class SlotDesk(GateWaits):
         with core.lock:
             use = core.books.use_of(tenancy)
             core.books.check_computed(use)
-            ticket = self._post_end([item], sizes)
+            # What is still saved keeps the slot as long, and its end takes this along.
+            ticket = self._post_end([item], sizes, rides=bool(use.savers))
             use.compute.ended, use.compute.ok = ticket, ok
             return ticket
 
@@ -357,10 +359,12 @@ class SlotDesk(GateWaits):
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
 
-    def _post_end(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
+    def _post_end(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+    ) -> Ticket:
         """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held."""
         self._core.room.notify_all()
-        return self._core.post(items, sizes)
+        return self._core.post(items, sizes, rides=rides)
 
     def _checked(self, item: SlotItem) -> list[int]:
         self._core.check_process()

@@ -13,10 +13,11 @@ from typing import Final
 import zmq
 
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.events import RIDE_NS
 from engine_shim.client.greeting import Dealer, Greeted
 from engine_shim.client.options import left_ns
 from engine_shim.client.region_calls import RegionCalls
-from engine_shim.client.session import Core, Session, SessionLost
+from engine_shim.client.session import FOREVER, Core, Session, SessionLost
 from kvd.wire.codec import FrameError, server_codec
 from kvd.wire.messages import Answer, Error, Events, Query, Seen, ServerFrame
 
@@ -47,6 +48,7 @@ class Serving:
         self._decode = server_codec(1 << 62).decode
         self._answers: set[int] = set()
         self._blocked: deque[bytes] = deque()
+        self._was_busy = False
 
     def run(self) -> None:
         """Serve until the client closes.
@@ -85,12 +87,19 @@ class Serving:
             data = self._next_events() or self._next_request()
             if data is None:
                 break
+            self._was_busy = True
             if not self._try_send(data):
                 self._blocked.append(data)
                 return None
         self._regions.ask()
         with core.lock:
             due = core.stream.next_due()
+            if self._was_busy:
+                # What is posted as riding now need not rouse us: we look again soon.
+                soon = time.monotonic_ns() + RIDE_NS
+                due = soon if due is None else min(due, soon)
+            self._was_busy = False
+            core.sleeps_until = FOREVER if due is None else due
         return None if due is None else -(-left_ns(due) // 1_000_000)
 
     def _try_send(self, data: bytes) -> bool:
@@ -141,6 +150,7 @@ class Serving:
                 parts = self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._was_busy = True
             self._read_frame(parts)
 
     def _read_frame(self, parts: list[bytes]) -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import EventStream, Ticket
+from engine_shim.client.events import RIDE_NS, EventStream, Ticket
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.options import SECOND_NS, ClientOptions, left_s
 from engine_shim.client.requests import RequestTable
@@ -39,6 +39,9 @@ from kvd_kernels.host import Mapping
 
 FRAME_ROOM: Final = 256
 """Bytes of an `events` frame beside its items, rounded up generously."""
+
+
+FOREVER: Final = 1 << 63
 
 
 class SessionLost(Exception):
@@ -126,6 +129,8 @@ class Core:
         self.gate_wakes = self.gate_spins = 0
         self.attaches = self.replies_malformed = self.queries = 0
         self.lost_at = 0
+        self.sleeps_until = FOREVER
+        """When the client's thread looks at the stream again, if nobody rouses it before."""
         self.reattach_ns = 0
         self._item_encoder = msgspec.msgpack.Encoder()
         self._item_decoder = msgspec.msgpack.Decoder(SlotItem)
@@ -214,6 +219,7 @@ class Core:
                 stream = self.stream
                 if len(stream) < options.events_max and stream.bytes < options.event_bytes_max:
                     return
+                self.push()
                 left = left_s(end)
                 if left == 0:
                     what = "slot events without acknowledgement"
@@ -222,11 +228,26 @@ class Core:
 
     # Posting ----------------------------------------------------------------------------------
 
-    def post(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
-        """Append slot events; the lock is held, and the books are changed in the same breath."""
+    def post(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+    ) -> Ticket:
+        """Append slot events; the lock is held, and the books are changed in the same breath.
+
+        rides: nobody waits for them, and a later event of the same tenancy takes them along.
+        """
+        if rides:
+            now = time.monotonic_ns()
+            if self.sleeps_until > now + RIDE_NS:
+                self.wakeup.set()
+            return self.stream.append_riding(items, sizes, now, self.push)
         ticket = self.stream.append(items, sizes)
         self.wakeup.set()
         return ticket
+
+    def push(self) -> None:
+        """Let nothing wait for company any more; the lock is held."""
+        if self.stream.push():
+            self.wakeup.set()
 
     # State ------------------------------------------------------------------------------------
 
