@@ -1,7 +1,7 @@
 """The threads that move layers between slots and the pool, beside the compute thread.
 
 *Loader*: acquires each layer's slot in order, `lookahead` layers ahead of compute, and loads it.
-*Saver*: starts a layer's save once kvd has acknowledged its announcement: only kvd knows whether
+*Saver*: gets a layer's save once kvd has acknowledged its announcement: only kvd knows whether
 the target blocks are still this request's. The ends of copies are told to kvd by host functions of
 the streams, in their order: that only posts slot events, and waits for nobody.
 """
@@ -306,12 +306,15 @@ class Saver:
             self._lost.pop(request, None)
 
     def start(self, task: SaveTask) -> None:
-        """Save one layer."""
+        """Save one layer, once kvd has answered its announcement."""
         self._order.save_begins()
-        self._thread.put(partial(self._run, task))
+        armed = task.step.layers[task.layer].armed
+        assert armed is not None
+        armed.then(partial(self._thread.put, partial(self._run, task)))
 
     def close(self, seconds: float) -> None:
-        """Let running saves end."""
+        """Let saves end that were handed over, those that wait for kvd's answer included."""
+        self._order.wait_for_saves(seconds)
         self._thread.close(seconds)
         with suppress(DeviceError):
             self._stream.close(int(seconds * 1e9))

@@ -50,7 +50,7 @@ class KvdClient(Operations):
         self._link = Link(self._core, identity, sockets)
         self._is_open = False
         self.identity: Final = identity
-        self.slots: Final = SlotDesk(self._core, str(identity))
+        self.slots: Final = SlotDesk(self._core, str(identity), identity.contributes)
 
     # Life -------------------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from contextlib import ExitStack
 from typing import Final
 
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
-from engine_shim.client.events import Ticket
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.gate_waits import GateWaits
 from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
 from engine_shim.client.slots import Tenancy
+from engine_shim.client.tickets import Ticket
 from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
 from kvd.wire.slot_items import (
     AcquiredItem,
@@ -49,10 +49,11 @@ AGAIN: Final = frozenset({"span_busy", "span_unwritten"})
 class SlotDesk(GateWaits):
     """The slots of one worker member."""
 
-    def __init__(self, core: Core, member: str) -> None:
-        """member: for errors."""
+    def __init__(self, core: Core, member: str, contributes: bool = False) -> None:
+        """member: for errors; contributes: whether it saves the spans that it loads."""
         super().__init__(core)
         self._member = member
+        self._contributes = contributes
 
     @property
     def num_slots(self) -> int:
@@ -228,7 +229,9 @@ class SlotDesk(GateWaits):
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy).loads = ()
-            return self._post_end([item], sizes)
+            # It frees the spans to be saved again: that only who contributes does, and after this.
+            rides = ok and not bad and self._contributes
+            return self._post_end([item], sizes, rides=rides)
 
     def written(
         self,

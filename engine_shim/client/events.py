@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from engine_shim.client.options import SECOND_NS
+from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import SlotItem
 
 HOLD_OFF_MIN_NS: Final = 20_000_000
@@ -45,72 +46,6 @@ FLIGHTS_KEPT: Final = 4
 
 AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
 """Refusals of a whole batch after which it is sent again."""
-
-
-class Ticket:
-    """The acknowledgement of the items that were posted together."""
-
-    def __init__(
-        self, lock: threading.Lock, count: int, push: Callable[[], None] | None = None
-    ) -> None:
-        """lock: the client's; count: items; push: sends riding ones, called with the lock held."""
-        self._lock = lock
-        self._push = push
-        self._left = count
-        self._code = ""
-        self._gave_up = ""
-        self._waiter: threading.Event | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether kvd has seen all items, or never will."""
-        return self._left == 0
-
-    @property
-    def code(self) -> str:
-        """The first refusal so far, '' for none."""
-        return self._code
-
-    def settle(self, code: str) -> None:
-        """One item is acknowledged; the lock is held."""
-        self._code = self._code or code
-        self._left -= 1
-        if self._left == 0 and self._waiter is not None:
-            self._waiter.set()
-
-    def give_up(self, code: str) -> None:
-        """Let whoever waits go; the items stay to be acknowledged. The lock is held."""
-        self._gave_up = code
-        if self._waiter is not None:
-            self._waiter.set()
-
-    def resume(self) -> None:
-        """Waiting makes sense again; the lock is held."""
-        self._gave_up = ""
-        if self._waiter is not None and self._waiter.is_set():
-            self._waiter = None  # whoever slept on it has left
-
-    def wait(self, seconds: float) -> str:
-        """Sleep until all items are acknowledged.
-
-        Returns: '' when kvd took them all, the first refusal otherwise; `deadline_exceeded` when it
-            takes longer, `unreachable` or `closed` when nobody will acknowledge.
-        """
-        with self._lock:
-            if self._left == 0:
-                return self._code
-            if self._gave_up:
-                return self._gave_up
-            if self._push is not None:
-                self._push()
-            if self._waiter is None:
-                self._waiter = threading.Event()
-            waiter = self._waiter
-        waiter.wait(seconds)
-        with self._lock:
-            if self._left == 0:
-                return self._code
-            return self._gave_up or "deadline_exceeded"
 
 
 @dataclass(slots=True)

@@ -25,12 +25,13 @@ import msgspec
 
 from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import RIDE_NS, EventStream, Ticket
+from engine_shim.client.events import RIDE_NS, EventStream
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.options import SECOND_NS, ClientOptions, left_s
 from engine_shim.client.requests import RequestTable
 from engine_shim.client.retired import RetiredMappings
 from engine_shim.client.slots import SlotBooks
+from engine_shim.client.tickets import Ticket
 from engine_shim.client.wakeup import Wakeup
 from kvd.wire.codec import Codec
 from kvd.wire.messages import ClientFrame

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from engine_shim.client.events import RIDE_NS, EventStream, Ticket
+from engine_shim.client.events import RIDE_NS, EventStream
+from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import ComputedItem, SlotItem
 
 SECOND = 1_000_000_000
