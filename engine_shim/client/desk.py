@@ -100,6 +100,7 @@ class SlotDesk(GateWaits):
         tenancy, ticket = self._take(slot, layer, loads, sizes, boot_id, end)
         if not loads:
             return tenancy
+        core.send()
         with ExitStack() as undo:
             undo.callback(self.abandon, tenancy)
             self._await_loads(tenancy, layer, loads, sizes, ticket, end)
@@ -192,6 +193,7 @@ class SlotDesk(GateWaits):
                     raise KvdRefused("pool_lost", what=what)
                 item = AcquiredItem(tenancy.slot, tenancy.epoch, layer, list(loads))
                 ticket = core.post([item], sizes)
+            core.send()
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     # Steps of a tenancy -----------------------------------------------------------------------
@@ -231,7 +233,10 @@ class SlotDesk(GateWaits):
             core.books.use_of(tenancy).loads = ()
             # It frees the spans to be saved again: that only who contributes does, and after this.
             rides = ok and not bad and self._contributes
-            return self._post_end([item], sizes, rides=rides)
+            ticket = self._post_end([item], sizes, rides=rides)
+        if not rides:
+            core.send()
+        return ticket
 
     def written(
         self,
@@ -261,7 +266,9 @@ class SlotDesk(GateWaits):
                 raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
             ticket = core.post([item], sizes, rides=not (saves or reads))
             core.books.write(use, layer, saves, reads, ticket)
-            return ticket
+        if saves or reads:
+            core.send()
+        return ticket
 
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention over the slot has ended.
@@ -277,7 +284,10 @@ class SlotDesk(GateWaits):
             # What is still saved keeps the slot as long, and its end takes this along.
             ticket = self._post_end([item], sizes, rides=bool(use.savers))
             use.compute.ended, use.compute.ok = ticket, ok
-            return ticket
+            rides = bool(use.savers)
+        if not rides:
+            core.send()
+        return ticket
 
     def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
         """Wait until kvd keeps both ends of this save for us; then its copy may start.
@@ -327,7 +337,8 @@ class SlotDesk(GateWaits):
             core.books.check_counts(use, save, tokens)
             ticket = self._post_end([item], sizes)
             save.ended, save.ok = ticket, ok
-            return ticket
+        core.send()
+        return ticket
 
     def poisoned(self, tenancy: Tenancy) -> Ticket:
         """The tenancy's rows are not valid, and nothing copied out of it may be used.
@@ -339,7 +350,9 @@ class SlotDesk(GateWaits):
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy)
-            return core.post([item], sizes)
+            ticket = core.post([item], sizes)
+        core.send()
+        return ticket
 
     def abandon(self, tenancy: Tenancy) -> None:
         """End what is left of loads and computing, as failed; harmless when nothing is.
@@ -361,6 +374,7 @@ class SlotDesk(GateWaits):
             use.loads = ()
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
+        core.send()
 
     def _post_end(
         self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False

@@ -206,6 +206,11 @@ class EventStream:
         is_free = self._is_open and now >= self._hold_until and self._under_way < self._window
         return is_free and self._cursor < min(self._due_end, self._base + self._items_max)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch has not been answered."""
+        return self._under_way > 0
+
     def take(self, request_no: int, now: int, bytes_max: int) -> Batch:
         """The next batch, sent as `request_no` by whoever called; `is_due` was asked."""
         assert self.is_due(now)

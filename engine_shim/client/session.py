@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -107,6 +107,8 @@ class Core:
         self.room = threading.Condition(self.lock)
         """A request ended, or events were acknowledged."""
         self.wakeup = Wakeup()
+        self.sender: Callable[[], None] | None = None
+        """Sends what is due; there while a session is served."""
         self.state = LinkState.CONNECTING
         self.session: Session | None = None
         self.generation = 0
@@ -234,6 +236,8 @@ class Core:
     ) -> Ticket:
         """Append slot events; the lock is held, and the books are changed in the same breath.
 
+        The caller calls `send` once it has let go of the lock.
+
         rides: nobody waits for them, and a later event of the same tenancy takes them along.
         """
         if rides:
@@ -241,9 +245,19 @@ class Core:
             if self.sleeps_until > now + RIDE_NS:
                 self.wakeup.set()
             return self.stream.append_riding(items, sizes, now, self.push)
-        ticket = self.stream.append(items, sizes)
-        self.wakeup.set()
-        return ticket
+        return self.stream.append(items, sizes)
+
+    def send(self) -> None:
+        """Send what was posted; the lock is not held.
+
+        What comes while kvd has not answered yet is left to the client's thread: there is time to
+        gather more for one frame.
+        """
+        sender = self.sender
+        if sender is None or self.stream.is_under_way:
+            self.wakeup.set()
+        else:
+            sender()
 
     def push(self) -> None:
         """Let nothing wait for company any more; the lock is held."""
