@@ -222,7 +222,7 @@ class PrefillPipeline:
         self._compute.record(event)
         gives = self._options.contributes
         saved = self._to_save(step, layer) if gives else ()
-        saves = self._rows.save_items(saved)
+        saves = step.save_items(saved, self._rows.save_items)
         reads = self._rows.read_items(step.live) if gives else []
         self._has_offered = self._has_offered or bool(reads)
         try:
