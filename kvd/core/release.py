@@ -145,8 +145,7 @@ def _written(slot: Slot, event: ev.Written, now: int, rules: Rules) -> Outcome:
         return slot, (ev.Ignore(slot.ref, "poisoned"),)
     if slot.is_free:
         slot = _with_compute(slot, now, rules)
-    executor = member_executor(slot.ref.member)
-    timing = rules.timing
+    executor, timing = member_executor(slot.ref.member), rules.timing
     armed = [running(HoldKind.SAVE, save.saver, executor, now, timing.save) for save in event.saves]
     armed += [offered(spec.read, now, timing) for spec in event.reads]
     saved = Saved.OPEN if event.saves else Saved.NONE
