@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from engine_shim.hot_meter import GroupFigures
-from engine_shim.hot_residency import ClockResidency, HotStatistics, Residency
+from engine_shim.hot_native import NativeBooks
+from engine_shim.hot_residency import HotStatistics, Residency
 
 NAMED_GROUPS: Final = 8
 
@@ -32,7 +33,7 @@ class HotOptions:
     writes_region: whether this rank writes the step's rows into the region, or another rank does,
                   no later than the end of the layer. Then a step's rows must find slots: a step has
                   `slots` rows at most.
-    residency:    makes the books of a buffer of so many slots.
+    residency:    makes the books of a buffer of so many slots; ClockResidency defines them.
     """
 
     slots: int
@@ -41,7 +42,7 @@ class HotOptions:
     timeout_ns: int = 10_000_000_000
     track_rows: bool = False
     writes_region: bool = True
-    residency: Callable[[int], Residency] = ClockResidency
+    residency: Callable[[int], Residency] = field(default_factory=NativeBooks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ SUITES: Final = MappingProxyType(
         "rows far away": ("tests/kernels/test_rows_copy.py", "-k", "gib"),
         "row attention": ("tests/kernels/test_rows_attention.py",),
         "row scores": ("tests/kernels/test_rows_scores.py",),
+        "native books": ("tests/unit/engine_shim/test_hot_native.py",),
+        "residency operations": ("tests/kernels/test_residency_tables.py",),
+        "residency search": ("tests/kernels/test_residency_top_k.py",),
+        "residency machine": ("tests/stateful/test_residency_machine.py",),
     }
 )
 """Fast suites by name: what pytest is told to run."""

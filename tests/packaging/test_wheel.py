@@ -66,7 +66,7 @@ def test_every_source_is_in_it_as_it_is(opened: ZipFile) -> None:
 
 def test_native_modules(opened: ZipFile, wheel: Path) -> None:
     native = [name.split(".")[0] for name in opened.namelist() if name.endswith(".so")]
-    assert sorted(native) == ["kvd_kernels/_host", "kvd_kernels/_rows"]
+    assert sorted(native) == ["kvd_kernels/_host", "kvd_kernels/_residency", "kvd_kernels/_rows"]
     assert "any" not in wheel.stem.split("-")[-1]
 
 

@@ -51,6 +51,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine_shim.vllm.demo": frozenset({"torch", *WITH_VLLM}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
         "kvd_kernels": frozenset(),
+        "kvd_kernels.residency_reference": frozenset({"numpy"}),
         "kvd_kernels.rows_reference": frozenset({"numpy"}),
         "bench": frozenset({HOST, "msgspec", "numpy", "rich", "torch", "uvloop", "zmq"}),
     }
@@ -201,7 +202,12 @@ def test_no_module_is_dead() -> None:
 
 
 MEANT_FOR_OTHERS: Final = frozenset(
-    {"engine_shim.testing", "kvd_kernels.reference", "kvd_kernels.rows_reference"}
+    {
+        "engine_shim.testing",
+        "kvd_kernels.reference",
+        "kvd_kernels.residency_reference",
+        "kvd_kernels.rows_reference",
+    }
 )
 """Modules that engines' tests and ours import: faults on command, and what kernels mean."""
 
