@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -30,12 +30,17 @@ from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.vllm import adapter
 from engine_shim.vllm.engine_plan import EnginePlan
-from engine_shim.vllm.messages import StepOrder, StepReport
+from engine_shim.vllm.messages import SparseOrder, StepOrder, StepReport
 from engine_shim.vllm.options import client_options
 from engine_shim.vllm.scheduler import SchedulerSide
 from engine_shim.vllm.shares import Scheduled
+from engine_shim.vllm.sparse_plan import SparsePlan
+from engine_shim.vllm.sparse_scheduler import SparseScheduler
 from engine_shim.vllm.start_table import about
 from engine_shim.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    from engine_shim.vllm.sparse_worker import SparseWorker
 
 DEVICE_CLOSE_NS: Final = 5_000_000_000
 
@@ -46,7 +51,7 @@ log = init_logger("vllm.kvd")
 class KvdMetadata(KVConnectorMetadata):
     """A step's order, as vLLM carries it to the workers."""
 
-    order: StepOrder
+    order: StepOrder | SparseOrder
 
 
 @dataclass
@@ -73,21 +78,27 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         adapter.need_known_vllm()
         adapter.check_engine(vllm_config)
         self._config = vllm_config
-        self._plan: EnginePlan = adapter.plan_of(kv_cache_config)
-        self.kvd_scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._memory: MemfdMemory | None = None
-        self._device: CpuDevice | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            self.kvd_scheduler = _scheduler_side(vllm_config, self._plan)
-        else:
-            adapter.check_device()
-            self._device = CpuDevice()
-            self._memory = self._device.alloc(self._plan.device()[1], "slots")
-        self._layer_of = self._plan.layer_of()
         self._tensors: dict[str, torch.Tensor] = {}
         self._forward: Any = None
         self._ahead = False
+        self.kvd_scheduler: SchedulerSide | SparseScheduler | None = None
+        self._worker: WorkerSide | None = None
+        self._sparse: SparseWorker | None = None
+        self._memory: MemfdMemory | None = None
+        self._device: CpuDevice | None = None
+        plan = adapter.plan_of(kv_cache_config)
+        self._layer_of = plan.layer_of()
+        if isinstance(plan, SparsePlan):
+            self._sparse_plan: SparsePlan | None = plan
+        else:
+            self._sparse_plan, self._plan = None, plan
+        if role is KVConnectorRole.SCHEDULER:
+            self.kvd_scheduler = _scheduler_side(vllm_config, plan)
+            return
+        adapter.check_device()
+        self._device = CpuDevice()
+        if isinstance(plan, EnginePlan):
+            self._memory = self._device.alloc(plan.device()[1], "slots")
 
     # Worker side ------------------------------------------------------------------------------
 
@@ -97,8 +108,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Attach to kvd with the memory that the caches lie in."""
-        assert self._memory is not None
         assert self._device is not None
+        if self._sparse_plan is not None:
+            from engine_shim.vllm import sparse_sides
+
+            self._device.bind_thread()
+            self._sparse = sparse_sides.worker_side(
+                self._config, self._kv_cache_config, self._sparse_plan, kv_caches, self._device, log
+            )
+            return
+        assert self._memory is not None
         adapter.check_placed(self._plan, self._memory, kv_caches)
         self._tensors = dict(kv_caches)
         options = adapter.options_of(self._config)
@@ -130,9 +149,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin the step's loads; vLLM calls it before the forward pass when there are any."""
         worker, metadata = self._worker, self._connector_metadata
+        if self._sparse is not None:
+            assert isinstance(metadata, KvdMetadata)
+            assert isinstance(metadata.order, SparseOrder)
+            self._sparse.begin(metadata.order, forward_context)
+            return
         if worker is None or worker.is_open or forward_context.attn_metadata is None:
             return
         assert isinstance(metadata, KvdMetadata)
+        assert isinstance(metadata.order, StepOrder)
         self._forward = forward_context
         worker.begin(metadata.order)
         if self._ahead:
@@ -162,17 +187,19 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """End of the step; saves go on, and the gate keeps their buffers."""
-        if self._worker is not None:
-            self._worker.end()
+        if side := self._worker or self._sparse:
+            side.end()
         self._forward = None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks of the requests that this step failed."""
-        return self._worker.take_bad_blocks() if self._worker is not None else set()
+        side = self._worker or self._sparse
+        return side.take_bad_blocks() if side is not None else set()
 
     def build_connector_worker_meta(self) -> KvdWorkerMetadata | None:
         """What became of the step, None when there is nothing to say."""
-        report = self._worker.take_report() if self._worker is not None else None
+        side = self._worker or self._sparse
+        report = side.take_report() if side is not None else None
         return KvdWorkerMetadata(report) if report is not None else None
 
     # Scheduler side ---------------------------------------------------------------------------
@@ -180,20 +207,30 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens that the pool has beyond vLLM's own."""
+        """Tokens that the pool has beyond vLLM's own; sparse offload has no pool."""
+        if isinstance(self.kvd_scheduler, SparseScheduler):
+            return 0, False
         assert self.kvd_scheduler is not None
         return self.kvd_scheduler.matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request has its device blocks."""
+        if isinstance(self.kvd_scheduler, SparseScheduler):
+            return  # they come with the step
         assert self.kvd_scheduler is not None
         (ids,) = blocks.get_block_ids()
         self.kvd_scheduler.allocated(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """What the step loads and saves."""
-        assert self.kvd_scheduler is not None
-        order = self.kvd_scheduler.order(_scheduled(scheduler_output))
+        side, scheduled = self.kvd_scheduler, _scheduled(scheduler_output)
+        assert side is not None
+        if isinstance(side, SparseScheduler):
+            order: StepOrder | SparseOrder = side.order(
+                scheduled, scheduler_output.preempted_req_ids or ()
+            )
+        else:
+            order = side.order(scheduled)
         # Loads and the gate come before the forward pass, in every step that has one.
         scheduler_output.has_sync_kv_loads = True
         return KvdMetadata(order)
@@ -202,8 +239,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The request has ended; nothing keeps its device blocks but the gate."""
-        assert self.kvd_scheduler is not None
-        self.kvd_scheduler.finished(request, ok=request.status != RequestStatus.FINISHED_ERROR)
+        side = self.kvd_scheduler
+        assert side is not None
+        if isinstance(side, SparseScheduler):
+            side.finished(request)
+        else:
+            side.finished(request, ok=request.status != RequestStatus.FINISHED_ERROR)
         return False, None
 
     def request_finished_all_groups(
@@ -221,8 +262,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Detach; vLLM does not always call it, so kvd does not rely on it."""
         if self.kvd_scheduler is not None:
             self.kvd_scheduler.close()
-        if self._worker is not None:
-            self._worker.close()
+        if side := self._worker or self._sparse:
+            side.close()
         if self._device is not None:
             self._device.close(DEVICE_CLOSE_NS)
 
@@ -256,7 +297,13 @@ def _scheduled(output: Any) -> list[Scheduled]:
     return found
 
 
-def _scheduler_side(vllm_config: Any, plan: EnginePlan) -> SchedulerSide:
+def _scheduler_side(
+    vllm_config: Any, plan: EnginePlan | SparsePlan
+) -> SchedulerSide | SparseScheduler:
+    if isinstance(plan, SparsePlan):
+        from engine_shim.vllm import sparse_sides
+
+        return sparse_sides.scheduler_side(vllm_config, plan, log)
     options = adapter.options_of(vllm_config)
     identity = MemberIdentity(
         engine=adapter.engine_name(vllm_config),

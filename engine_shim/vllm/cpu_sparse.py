@@ -13,7 +13,8 @@ vLLM's rotary kernel for the CPU takes [T, heads * size]. MLA layers pass [T, he
 it rotates the wrong elements without a word: tokens then depend on their place in the step. So
 `install` sends such tensors to vLLM's own torch version, for every MLA model.
 
-`SparseImpl.rows` is the one way to KV rows: what keeps them elsewhere replaces `PagedRows`.
+`SparseImpl.rows` is the one way to KV rows: what keeps them elsewhere replaces `PagedRows`, as
+`sparse_rows.LayerRows` does.
 """
 
 from __future__ import annotations
@@ -162,8 +163,14 @@ class RowStore(Protocol):
     def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Put rows [T, R] at slots [T]; a negative slot is skipped."""
 
-    def read(self, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows at slots of any shape: [..., R]."""
+    def read(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Return rows of a request of the step, [..., R], by their positions.
+
+        Args: request: its number in the step.
+              tokens: of any shape; -1 for none, where some row may stand.
+        """
 
 
 class PagedRows:
@@ -174,9 +181,13 @@ class PagedRows:
         wanted = slots >= 0
         cache.view(-1, cache.shape[-1])[slots[wanted].long()] = rows[wanted].to(cache.dtype)
 
-    def read(self, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows at slots of any shape: [..., R]."""
-        return cache.view(-1, cache.shape[-1])[slots.long()]
+    def read(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Return rows of a request of the step, by their positions."""
+        table, size = step.block_table[request], step.block_size
+        slots = sparse_math.slots_of(table, tokens.clamp(min=0), size)
+        return cache.view(-1, cache.shape[-1])[slots]
 
 
 class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
@@ -255,12 +266,10 @@ class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
         for request in range(attn_metadata.num_reqs):
             begin, end = attn_metadata.starts[request : request + 2]
             most = min(attn_metadata.seq_lens[request], selected.shape[1])
-            table = attn_metadata.block_table[request]
             for first in range(begin, end, QUERIES_AT_ONCE):
                 some = slice(first, min(end, first + QUERIES_AT_ONCE))
                 tokens = selected[some, :most]
-                slots = sparse_math.slots_of(table, tokens.clamp(min=0), attn_metadata.block_size)
-                rows = self.rows.read(kv_c_and_k_pe_cache, slots)
+                rows = self.rows.read(kv_c_and_k_pe_cache, attn_metadata, request, tokens)
                 out[some] = sparse_math.attention(
                     queries[some], rows, tokens >= 0, self.scale, self.kv_lora_rank
                 )

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from engine_shim.ring import device_layout
-from engine_shim.vllm.options import PREFIX, ConnectorOptions, OptionError
+from engine_shim.vllm.errors import OptionError, PlanError
+from engine_shim.vllm.options import PREFIX, ConnectorOptions
 from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import PartsOfLayer, RingPlan, plan_ring
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, Part
@@ -26,10 +27,6 @@ ROLLING_DEFAULT: Final = 3
 
 Mode = Literal["resident", "rolling"]
 Limit = Literal["device memory", "pool bytes", "num_gpu_blocks_override"]
-
-
-class PlanError(ValueError):
-    """The engine cannot run like this; the text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)

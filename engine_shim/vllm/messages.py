@@ -35,6 +35,33 @@ class StepOrder:
     others: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SparseShare:
+    """A request's tokens [start, end) of a step (sparse decode offload).
+
+    replaces: `blocks` are all that the request has, else those added to what it had.
+    fresh:    of `blocks`, how many at the end were given out anew; the others are prefix hits.
+    """
+
+    request: str
+    start: int
+    end: int
+    blocks: tuple[int, ...]
+    replaces: bool
+    fresh: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOrder:
+    """Scheduler to workers, with sparse decode offload: what a step computes.
+
+    forget: requests that have ended, or were preempted.
+    """
+
+    shares: tuple[SparseShare, ...] = ()
+    forget: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class StepReport:
     """Workers to scheduler: what became of a step.

@@ -13,6 +13,9 @@ from typing import Any, Final, Literal, TypeGuard
 
 from engine_shim.client import ClientOptions
 from engine_shim.client.options import DEADLINE_S_MAX
+from engine_shim.vllm import sparse_options
+from engine_shim.vllm.errors import OptionError
+from engine_shim.vllm.sparse_options import SparseOptions, parse_sparse
 
 PREFIX: Final = "kv_connector_extra_config"
 
@@ -45,10 +48,6 @@ WITHOUT_EFFECT: Final = frozenset(
 """Keys of other connectors that mean nothing here; they are named in a warning, not refused."""
 
 
-class OptionError(ValueError):
-    """An option cannot be used; the text names the key, the value and what it may be."""
-
-
 @dataclass(frozen=True, slots=True)
 class ConnectorOptions:
     """What a user can choose; the defaults are those of the guide.
@@ -63,6 +62,7 @@ class ConnectorOptions:
     on_unavailable: what becomes of requests while kvd cannot be reached.
     runtime_dir:    kvd's runtime directory, '' for what the environment says.
     deadline_s:     longest time that a step, or a request for the pool, waits.
+    sparse:         sparse decode offload, None without.
     ignored:        keys without effect that were given.
     """
 
@@ -76,6 +76,7 @@ class ConnectorOptions:
     on_unavailable: OnUnavailable = "fail"
     runtime_dir: str = ""
     deadline_s: float = 30.0
+    sparse: SparseOptions | None = None
     ignored: tuple[str, ...] = ()
 
     @property
@@ -96,6 +97,7 @@ KEYS: Final = (
     "on_unavailable",
     "kvd_runtime_dir",
     "kvd_deadline_s",
+    sparse_options.KEY,
 )
 
 
@@ -117,6 +119,7 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         )
     given = _Given(extra)
     given.layerwise()
+    sparse = parse_sparse(extra.get(sparse_options.KEY), f"{PREFIX}.{sparse_options.KEY}")
     return ConnectorOptions(
         backend=given.text("backend"),
         num_shared=given.optional_count("layerwise_num_shared_buffers", 1, SHARED_MAX),
@@ -128,6 +131,7 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         on_unavailable=given.on_unavailable(),
         runtime_dir=given.text("kvd_runtime_dir"),
         deadline_s=given.seconds("kvd_deadline_s", 30.0, DEADLINE_MAX_S),
+        sparse=sparse,
         ignored=tuple(sorted(WITHOUT_EFFECT.intersection(extra))),
     )
 

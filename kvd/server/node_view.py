@@ -21,6 +21,9 @@ PhaseName: TypeAlias = Literal["starting", "ready", "stopping", "failed"]
 SPARE_LEFT = "spare_left"
 """The stat with which an engine says how many spare buffers it has left."""
 
+KEEPS_DEVICE = "keeps_device_kv"
+"""The stat with which an engine says that it runs in a way that is for debugging, if not 0."""
+
 SAVES_SHED = "saves_shed"
 """The stat with which an engine says how many blocks it did not save under pressure."""
 

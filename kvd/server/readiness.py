@@ -16,7 +16,7 @@ from kvd.core.units import format_size
 from kvd.memory.region import RegionSnapshot
 from kvd.server.invariants import Checked
 from kvd.server.models import Reason
-from kvd.server.node_view import SPARE_LEFT, NodeView, Phase
+from kvd.server.node_view import KEEPS_DEVICE, SPARE_LEFT, NodeView, Phase
 from kvd.server.survey import Survey
 
 PREFERRED: Final = "prefer:"
@@ -40,6 +40,7 @@ DEGRADED_CODES: Final = (
     "slot_quarantined",
     "read_quarantined",
     "member_silent",
+    "debug_engine",
     "huge_pages",
     "numa_node",
 )
@@ -109,6 +110,11 @@ def _troubles(view: NodeView, survey: Survey, checked: Checked) -> Iterator[tupl
         what = f"{_some(silent)} closed its socket, but its process lives and keeps its slots."
         remedy = "Stop the process if it hangs; its slots are free once it is gone."
         yield Reason(code="member_silent", what=what, remedy=remedy), False
+    debugging = sorted({ref.engine for ref in state.members if _keeps_device(view, ref)})
+    if debugging:
+        what = f"{_some(debugging)} keeps all KV on its device as well, to compare rows with it."
+        remedy = "Turn keep_device_kv_cache off and restart the engine; it is for debugging."
+        yield Reason(code="debug_engine", what=what, remedy=remedy), False
     for region in view.regions():
         if lacks_huge_pages(region):
             what = f"Region {region.name} has no huge pages, which are preferred. {region.reason}"
@@ -121,6 +127,10 @@ def _troubles(view: NodeView, survey: Survey, checked: Checked) -> Iterator[tupl
             )
             remedy = "Drop the pool and restart kvd, so that its pages are made anew."
             yield Reason(code="numa_node", what=what, remedy=remedy), False
+
+
+def _keeps_device(view: NodeView, ref: MemberRef) -> bool:
+    return view.stats().get(str(ref), {}).get(KEEPS_DEVICE, 0) > 0
 
 
 def lacks_huge_pages(region: RegionSnapshot) -> bool:

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from engine_shim.vllm import sparse_options, sparse_table
 from engine_shim.vllm.engine_plan import CacheSpec, EnginePlanner, EngineShape
-from engine_shim.vllm.options import KEYS, OptionError, parse_options
+from engine_shim.vllm.errors import OptionError
+from engine_shim.vllm.options import KEYS, parse_options
+from engine_shim.vllm.sparse_options import SparseOptions, parse_sparse
+from engine_shim.vllm.sparse_plan import SparsePlanner, SparseShape
 from engine_shim.vllm.start_table import merge_line, start_table
 from engine_shim.vllm.v032.config import CONNECTORS
 from engine_shim.vllm.versions import SUPPORTED
@@ -96,6 +100,30 @@ def test_json_of_the_text_is_taken_and_is_the_guides_but_for_the_path() -> None:
     assert transfer == {}
 
 
+def test_sparse_json_of_the_text_is_taken_and_is_the_guides() -> None:
+    found = re.search(
+        r"--kv-transfer-config '(.*?)'", block_after("<!-- vllm-sparse-json -->"), re.DOTALL
+    )
+    assert found is not None
+    transfer = json.loads(found[1])
+    assert transfer["kv_role"] == "kv_consumer"
+    options = parse_options(transfer["kv_connector_extra_config"])
+    assert options.sparse == SparseOptions(4096, 128, keep_device=False)
+
+
+def test_sparse_options_of_the_text_are_all_and_have_their_defaults() -> None:
+    mark = "vllm-sparse-options"
+    table = TEXT.partition(f"<!-- {mark} -->")[2].partition(f"<!-- /{mark} -->")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    told = {
+        key.strip().strip("`"): _literal(default.strip().strip("`"))
+        for _, key, default, *_ in (line.split("|") for line in lines)
+    }
+    assert tuple(told) == sparse_options.KEYS
+    assert parse_sparse({**told, "enabled": True}, "here") == SparseOptions()
+    assert f"{sparse_options.SLOTS_MAX} at most" in table
+
+
 def test_configuration_of_the_text_is_good_and_has_the_store_of_the_json(tmp_path: Path) -> None:
     text = block_after("<!-- vllm-toml -->")
     assert "memcache" in tomllib.loads(text)["store"]["names"]
@@ -116,6 +144,20 @@ def test_what_an_engine_says_at_its_start_is_what_the_text_shows() -> None:
     planner = EnginePlanner(options, EngineShape("m", "float32", 128, 1, 6272, 1), caches)
     plan = planner.plan(29 * planner.resident_block_bytes, 110)
     assert f"```text\n{merge_line(plan)}\n{start_table(plan, 1024)}\n```\n" in TEXT
+
+
+def test_what_a_sparse_engine_says_at_its_start_is_what_the_text_shows() -> None:
+    """Six layers of the DeepSeek-V3.2 shape, half a GiB of region, 64 MiB of device memory."""
+    caches = [
+        CacheSpec(f"{layer}.{part}", layer, part, row * 128, True)
+        for layer in range(6)
+        for part, row in (("main", 576 * 4), ("indexer", 132))
+    ]
+    config = {"enabled": True, "topk_buffer_size": 128, "dram_size_per_dp_GB": 0.5}
+    options = parse_options({sparse_options.KEY: config})
+    shape = EngineShape("m", "float32", 128, 1, 2048, 4)
+    plan = SparsePlanner(options, shape, SparseShape(64, 1), caches).plan(64 << 20)
+    assert f"```text\n{sparse_table.start_table(plan)}\n```\n" in TEXT
 
 
 def test_version_of_vllm_is_the_one_that_is_known() -> None:

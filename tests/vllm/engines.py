@@ -77,6 +77,7 @@ class Engine:
         from vllm import LLM
         from vllm.config import KVTransferConfig
         from vllm.distributed import cleanup_dist_env_and_memory
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
         chosen = {**ARGUMENTS, **arguments}
         if model in BACKENDS:
@@ -88,6 +89,7 @@ class Engine:
         _look_here(path)
         with contextlib.ExitStack() as stack:  # one that is refused must not be in the next's way
             stack.callback(cleanup_dist_env_and_memory)
+            stack.callback(ensure_kv_transfer_shutdown)
             self.llm: Any = LLM(model=str(path), **chosen)
             stack.pop_all()
         self.config: Any = self.llm.llm_engine.vllm_config

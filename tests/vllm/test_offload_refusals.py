@@ -8,9 +8,7 @@ from typing import Any, Final
 import pytest
 
 from engine_shim.client import KvdRefused
-from engine_shim.vllm.engine_plan import PlanError
-from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import OptionError
+from engine_shim.vllm.errors import OptionError, PlanError, UnsupportedEngine
 from tests.vllm.engines import Engine, assert_same, prompt
 from tests.vllm.node import Node
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from engine_shim.vllm.engine_plan import EnginePlan
-from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import ConnectorOptions, OptionError, parse_options
+from engine_shim.vllm.errors import OptionError, UnsupportedEngine
+from engine_shim.vllm.options import PREFIX, ConnectorOptions, parse_options
+from engine_shim.vllm.sparse_options import KEY, parse_sparse
 
 CONNECTORS: Final = ("KvdConnector", "AscendStoreConnector")
 PROBE_TOKENS: Final = tuple(range(16))
@@ -46,14 +48,22 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
 
 
 def options_of(vllm_config: Any) -> ConnectorOptions:
-    """The connector's options.
+    """The connector's options; those of sparse offload may stand in `additional_config`.
 
     Raises: OptionError.
     """
     entry = connector_entry(vllm_config)
     if entry is None:
         raise OptionError("no connector of kvd is configured (kv_connector_module_path)")
-    return parse_options(entry.get("kv_connector_extra_config") or {})
+    options = parse_options(entry.get("kv_connector_extra_config") or {})
+    beside = vllm_config.additional_config
+    where = f"additional_config.{KEY}"
+    sparse = parse_sparse(beside.get(KEY) if isinstance(beside, Mapping) else None, where)
+    if sparse is None:
+        return options
+    if options.sparse is not None:
+        raise OptionError(f"{where} and {PREFIX}.{KEY} say the same thing; give one of them")
+    return replace(options, sparse=sparse)
 
 
 def connector_name(vllm_config: Any) -> str:

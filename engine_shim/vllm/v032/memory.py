@@ -13,6 +13,7 @@ from engine_shim.device_memory import MemfdMemory
 from engine_shim.vllm.engine_plan import EnginePlan
 from engine_shim.vllm.errors import UnsupportedEngine
 from engine_shim.vllm.messages import StepReport
+from engine_shim.vllm.sparse_plan import SparsePlan
 
 PLAN_ATTRIBUTE: Final = "kvd_plan"
 
@@ -40,7 +41,7 @@ def place(kv_cache_config: Any, plan: EnginePlan) -> EnginePlan:
     return final
 
 
-def plan_of(kv_cache_config: Any) -> EnginePlan:
+def plan_of(kv_cache_config: Any) -> EnginePlan | SparsePlan:
     """The plan that came with a config.
 
     Raises: UnsupportedEngine when none did: the plugin was not loaded in the engine core.
@@ -51,7 +52,7 @@ def plan_of(kv_cache_config: Any) -> EnginePlan:
             "the KV cache was planned without kvd; install kvd into vLLM's environment (its plugin "
             "`kvd` does it), and name it in VLLM_PLUGINS if you set that"
         )
-    assert isinstance(plan, EnginePlan)
+    assert isinstance(plan, EnginePlan | SparsePlan)
     return plan
 
 

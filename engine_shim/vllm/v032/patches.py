@@ -16,9 +16,12 @@ from typing import Any, Final
 from engine_shim.client import KvdClient, MemberIdentity
 from engine_shim.vllm.engine_plan import EnginePlanner
 from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import buffer_warning, client_options
+from engine_shim.vllm.options import ConnectorOptions, buffer_warning, client_options
+from engine_shim.vllm.sparse_plan import SparsePlanner
+from engine_shim.vllm.sparse_table import DEBUG_WARNING
+from engine_shim.vllm.sparse_table import start_table as sparse_table
 from engine_shim.vllm.start_table import merge_line, start_table
-from engine_shim.vllm.v032 import config, memory, specs
+from engine_shim.vllm.v032 import config, memory, sparse_checks, specs
 
 MARK: Final = "_kvd_original"
 
@@ -62,10 +65,12 @@ def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) 
     log = init_logger("vllm.kvd")
     options = config.options_of(vllm_config)
     config.check_engine(vllm_config)
-    shape = specs.shape_of(vllm_config, declared[0])
-    planner = EnginePlanner(options, shape, specs.caches_of(vllm_config, declared[0]))
     if options.ignored:
         log.warning("kvd: these options have no effect: %s", ", ".join(options.ignored))
+    if options.sparse is not None:
+        return _plan_sparse(original, vllm_config, declared, min(available), options)
+    shape = specs.shape_of(vllm_config, declared[0])
+    planner = EnginePlanner(options, shape, specs.caches_of(vllm_config, declared[0]))
     plan = planner.plan(min(available), _pool_blocks(vllm_config, planner))
     if warning := buffer_warning(options.num_shared, plan.shared_bytes):
         log.warning("kvd: %s", warning)
@@ -81,6 +86,35 @@ def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) 
     if final.mode == "rolling":
         log.info("%s", merge_line(final))
     log.info("%s", start_table(final, vllm_config.scheduler_config.max_num_batched_tokens))
+    return configs
+
+
+def _plan_sparse(
+    original: Any, vllm_config: Any, declared: Any, available: int, options: ConnectorOptions
+) -> Any:
+    """Main KV goes to a decode region; the engine gets the blocks that both memories have."""
+    from vllm.logger import init_logger
+
+    from engine_shim.vllm.v032 import sparse
+
+    log = init_logger("vllm.kvd")
+    assert options.sparse is not None
+    caches = specs.caches_of(vllm_config, declared[0])
+    sparse_checks.check_sparse(vllm_config, options.sparse, caches)
+    shape = specs.shape_of(vllm_config, declared[0])
+    planner = SparsePlanner(options, shape, sparse_checks.sparse_shape(vllm_config), caches)
+    plan = planner.plan(available)
+    for warning in (planner.warning, DEBUG_WARNING if plan.keep_device else ""):
+        if warning:
+            log.warning("kvd: %s", warning)
+    if shape.device_blocks_override:
+        # vLLM would take the number that was demanded, be there rows for it or not.
+        vllm_config.cache_config.num_gpu_blocks_override = plan.num_blocks
+    grown = plan.num_blocks * planner.resident_block_bytes
+    configs = original(vllm_config, declared, [grown] * len(declared))
+    for one in configs:
+        final = sparse.place_sparse(one, plan)
+    log.info("%s", sparse_table(final))
     return configs
 
 

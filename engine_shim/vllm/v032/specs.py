@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engine_shim.vllm.engine_plan import INDEXER, MAIN, CacheSpec, EngineShape, PlanError
-from engine_shim.vllm.errors import UnsupportedEngine
+from engine_shim.vllm.engine_plan import INDEXER, MAIN, CacheSpec, EngineShape
+from engine_shim.vllm.errors import PlanError, UnsupportedEngine
 from engine_shim.vllm.v032.config import engine_name, model_name
 from engine_shim.vllm.worker import Rank
 

@@ -88,6 +88,16 @@ def test_no_spare_without_quarantine_is_no_trouble() -> None:
     assert codes(node) == ([], [])
 
 
+def test_an_engine_that_runs_for_debugging_degrades_and_is_named() -> None:
+    node = FakeNode()
+    who = node.join()
+    node.the_stats = {str(who): {"keeps_device_kv": 0.0}}
+    assert codes(node) == ([], [])
+    node.the_stats = {str(who): {"keeps_device_kv": 1.0}}
+    assert codes(node) == ([], ["debug_engine"])
+    assert who.engine in look(node).degraded[0].what
+
+
 def test_stats_of_a_member_that_left_count_for_nothing() -> None:
     node = FakeNode()
     node.quarantine(node.join(), 0)

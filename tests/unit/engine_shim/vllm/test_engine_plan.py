@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_shim.vllm.engine_plan import EnginePlan, PlanError, block_bytes, layers_of
-from engine_shim.vllm.options import OptionError
+from engine_shim.vllm.engine_plan import EnginePlan, block_bytes, layers_of
+from engine_shim.vllm.errors import OptionError, PlanError
 from tests.unit.engine_shim.vllm.plans import (
     TOKENS,
     device_bytes,

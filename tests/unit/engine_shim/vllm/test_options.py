@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from engine_shim.vllm.errors import OptionError
 from engine_shim.vllm.options import (
     AHEAD_MAX,
     DEADLINE_MAX_S,
@@ -15,7 +16,6 @@ from engine_shim.vllm.options import (
     SPARES_MAX,
     WITHOUT_EFFECT,
     ConnectorOptions,
-    OptionError,
     buffer_warning,
     parse_options,
 )

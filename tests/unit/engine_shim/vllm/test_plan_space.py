@@ -7,7 +7,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.vllm.engine_plan import CacheSpec, EnginePlan, PlanError
+from engine_shim.vllm.engine_plan import CacheSpec, EnginePlan
+from engine_shim.vllm.errors import PlanError
 from kvd.plan.layout import BlockLayout
 from tests.unit.engine_shim.vllm.plans import TOKENS, indexer, main, planner, shaped
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_shim.vllm.errors import UnsupportedEngine
-from engine_shim.vllm.options import OptionError
+from engine_shim.vllm.errors import OptionError, UnsupportedEngine
 from engine_shim.vllm.v032 import config
 
 

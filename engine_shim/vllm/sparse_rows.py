@@ -1,0 +1,291 @@
+"""KV rows of a real engine in a decode region, with hot buffers before it.
+
+In each layer vLLM writes the step's rows and then attends; the selection is known by then:
+
+    write   rows go to the region; those of a decoding request to its hot buffer, too, and what its
+            selection lacks there starts to be loaded, for all layers that follow this selection
+    read    a decoding request's rows come from its hot buffer and the scratch tile
+
+A request *decodes* in a step of so few tokens as a decode step has; with more it is prefilled. Then
+its queries select most of what is there, which no hot buffer holds, and it has none: its rows are
+gathered straight from the region, a bounded number of queries at a time.
+
+Ranks of an engine have the same rows: one writes them, and all meet after each layer's write.
+
+A request that fails reads zeros from then on and is reported; the others are not touched by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import torch
+
+from engine_shim.device import DeviceError
+from engine_shim.device_memory import mapping_of
+from engine_shim.hot import HoleError, HotBuffers, HotHandle, NoHotBufferError, Plan
+from engine_shim.vllm import sparse_math
+from engine_shim.vllm.cpu_sparse import PagedRows, SparseMetadata
+from engine_shim.vllm.messages import Failure
+from engine_shim.vllm.sparse_plan import SparsePlan
+from engine_shim.vllm.sparse_written import WrittenBlocks
+
+HOLE: Final = "row_missing"
+DIFFERS: Final = "row_differs"
+NO_BUFFER: Final = "no_hot_buffer"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class GroupFigures:
+    """What happened to an indexer layer's selections, of all requests."""
+
+    hits: int = 0
+    misses: int = 0
+    merged: int = 0
+    scratch: int = 0
+    manage_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A plan as tensors: positions [N] ascending, and their places [N], both int64."""
+
+    plan: Plan
+    positions: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(cls, plan: Plan) -> Places:
+        """Copy a plan."""
+        positions = torch.tensor(plan.positions.tolist(), dtype=torch.int64)
+        return cls(plan, positions, torch.tensor(plan.places.tolist(), dtype=torch.int64))
+
+    def find(self, selected: torch.Tensor) -> torch.Tensor:
+        """Places of selected positions, in their shape; padding (-1) gets the first place."""
+        found = torch.searchsorted(self.positions, selected.clamp(min=0).to(torch.int64))
+        places = self.places[found.clamp(max=len(self.positions) - 1)]
+        return torch.where(selected >= 0, places, self.places[0])
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """A request in a step: its tokens [start, end), at [begin, begin + end - start) of the batch.
+
+    table:   [blocks] int64, block ids of the request.
+    handle:  of its hot buffer while it decodes.
+    places:  by group, of its selection.
+    ready:   layer whose rows can be read.
+    failure: why it reads zeros.
+    """
+
+    request: str
+    blocks: Sequence[int]
+    table: torch.Tensor
+    start: int
+    end: int
+    begin: int
+    handle: HotHandle | None = None
+    places: dict[int, Places] = field(default_factory=dict)
+    ready: int = -1
+    failure: Failure | None = None
+
+    @property
+    def batch(self) -> slice:
+        """Its tokens in the batch."""
+        return slice(self.begin, self.begin + self.end - self.start)
+
+
+class SparseStore:
+    """The rows of one rank."""
+
+    def __init__(
+        self,
+        plan: SparsePlan,
+        hot: HotBuffers,
+        region: memoryview,
+        dtype: torch.dtype,
+        *,
+        writes_region: bool,
+        meet: Callable[[], None] | None,
+    ) -> None:
+        """Look at the memory.
+
+        Args: region: all of it; a tensor over it is dropped by `close`.
+              writes_region: whether this rank writes rows into it, or another one does.
+              meet: waits for the other ranks, None where there are none.
+        """
+        layout = plan.region
+        self.hot = hot
+        self.plan = plan
+        self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
+        self.groups = [GroupFigures() for _ in plan.groups]
+        self.shares: tuple[Share, ...] = ()
+        self._dtype = dtype
+        self._writes_region = writes_region
+        self._meet = meet
+        self._width = layout.row_bytes // dtype.itemsize
+        self._group_of = {layer: at for at, group in enumerate(plan.groups) for layer in group}
+        whole = torch.frombuffer(region, dtype=dtype, count=layout.num_bytes // dtype.itemsize)
+        self._region = whole.view(layout.num_layers, -1, self._width)
+        self._hot = torch.frombuffer(mapping_of("hot", hot.memory).view(), dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Let go of all memory but the hot buffers."""
+        self.shares = ()
+        self._region = self._hot = torch.empty(0)
+
+    # Writing ----------------------------------------------------------------------------------
+
+    def write(
+        self, layer: int, slots: torch.Tensor, rows: torch.Tensor, selected: torch.Tensor
+    ) -> None:
+        """Store the step's rows of a layer, and start the loads of its selection.
+
+        Args: slots: [T] rows of a layer of the region, by block id.
+              rows: [T, R] of any float. selected: [T, K] positions, -1 for none.
+        """
+        rows = rows.to(self._dtype).contiguous()
+        for share in self.shares:
+            attempt(share, partial(self._write, layer, share, slots, rows, selected))
+        if self._meet is not None:
+            # No rank reads a row of this step before it is there, nor writes the next layer's
+            # before all have read this one's last step.
+            self._meet()
+
+    def _write(
+        self,
+        layer: int,
+        share: Share,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        selected: torch.Tensor,
+    ) -> None:
+        if share.handle is not None:
+            self._decode_write(layer, share, share.handle, rows, selected)
+        elif self._writes_region:
+            self._region[layer][slots[share.batch].long()] = rows[share.batch]
+        self.written.add(share.request, layer, share.table, share.start, share.end)
+
+    def _decode_write(
+        self,
+        layer: int,
+        share: Share,
+        handle: HotHandle,
+        rows: torch.Tensor,
+        selected: torch.Tensor,
+    ) -> None:
+        hot, at = self.hot, self._group_of[layer]
+        is_first = self.plan.groups[at][0] == layer
+        began = time.perf_counter_ns()
+        if is_first:
+            hot.begin_step(handle, at, share.start, share.end)
+        spent = time.perf_counter_ns() - began
+        hot.append(handle, layer, share.start, rows[share.batch].view(torch.uint8).numpy().data)
+        if is_first:
+            began = time.perf_counter_ns()
+            most = min(share.end, selected.shape[1])
+            plan = hot.select(handle, at, selected[share.batch, :most].tolist())
+            share.places[at] = Places.of(plan)
+            self._count(at, plan, spent + time.perf_counter_ns() - began)
+
+    def _count(self, at: int, plan: Plan, spent_ns: int) -> None:
+        group = self.groups[at]
+        group.hits += plan.num_hits
+        group.misses += len(plan.misses)
+        group.scratch += len(plan.scratch)
+        group.merged += plan.num_given - len(plan.positions)
+        group.manage_ns += spent_ns
+
+    # Reading ----------------------------------------------------------------------------------
+
+    def read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of a request at positions of any shape: [..., R]; some row stands at -1."""
+        rows = attempt(share, partial(self._read, layer, share, tokens))
+        return rows if rows is not None else torch.zeros(*tokens.shape, self._width)
+
+    def _read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
+        if share.handle is None:
+            return self._prefill_read(layer, share, tokens)
+        return self._decode_read(layer, share, share.handle, tokens)
+
+    def _prefill_read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
+        if share.ready != layer:
+            self.written.require(share.request, layer, share.table, share.end)
+            share.ready = layer
+        size = self.plan.region.block_tokens
+        return self._region[layer][sparse_math.slots_of(share.table, tokens.clamp(min=0), size)]
+
+    def _decode_read(
+        self, layer: int, share: Share, handle: HotHandle, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        announced = share.places[self._group_of[layer]]
+        if share.ready != layer:
+            self.hot.ready(handle, layer, announced.plan)
+            share.ready = layer
+        places, slots = announced.find(tokens), self.hot.layout.slots
+        buffer = self.hot.buffer_of(handle)
+        rows = self._rows(self.hot.layout.layer_offset(buffer, layer), slots)
+        if not announced.plan.scratch:
+            return rows[places]
+        tile = self._rows(self.hot.layout.scratch_offset(buffer), self.hot.layout.scratch_rows)
+        in_tile = places >= slots
+        found = rows[places.masked_fill(in_tile, 0)]
+        found[in_tile] = tile[places[in_tile] - slots]
+        return found
+
+    def _rows(self, offset: int, count: int) -> torch.Tensor:
+        """Rows of a hot buffer or a tile, as a tensor [count, R]."""
+        size = count * self.hot.layout.row_bytes
+        return self._hot[offset : offset + size].view(self._dtype).view(count, self._width)
+
+
+def attempt(share: Share, call: Callable[[], T]) -> T | None:
+    """What `call` returns; None when its request has failed, now or before."""
+    if share.failure is not None:
+        return None
+    try:
+        return call()
+    except HoleError as hole:
+        code, detail = HOLE, str(hole)
+    except NoHotBufferError as error:
+        code, detail = NO_BUFFER, str(error)
+    except DeviceError as error:
+        code, detail = error.code.value, error.detail
+    share.failure = Failure(code, detail, tuple(share.blocks))
+    return None
+
+
+class LayerRows:
+    """The rows of one layer, for its attention (`cpu_sparse.RowStore`)."""
+
+    def __init__(self, store: SparseStore, layer: int, selected: torch.Tensor) -> None:
+        """Args: selected: buffer that the layer's indexer, or the one before, fills."""
+        self._store = store
+        self._layer = layer
+        self._selected = selected
+        self._device = PagedRows()
+
+    def write(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the step's rows where they belong; `cache` holds them for debugging only."""
+        if self._store.plan.keep_device:
+            self._device.write(cache, slots, rows)
+        self._store.write(self._layer, slots, rows, self._selected)
+
+    def read(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the rows of a request's positions."""
+        share = self._store.shares[request]
+        rows = self._store.read(self._layer, share, tokens)
+        if self._store.plan.keep_device and share.failure is None:
+            kept = self._device.read(cache, step, request, tokens)
+            if not torch.equal(rows[tokens >= 0], kept[tokens >= 0]):
+                what = f"layer {self._layer}: rows differ from those that the device keeps"
+                share.failure = Failure(DIFFERS, what, tuple(share.blocks))
+        return rows

@@ -1,0 +1,251 @@
+"""The worker's side of the connector with sparse decode offload: region, hot buffers, steps.
+
+The region is kvd's, made when the caches are; the hot buffers are of this process. A request gets
+a hot buffer with its first decode step and loses it when it ends or is preempted; identity is an
+epoch that is given out once, whatever the engine calls its requests.
+
+A failure never raises into the engine's forward pass: its request computes nothing of use from then
+on and is reported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from logging import Logger
+from typing import Any, Final
+
+import torch
+
+from engine_shim.client import KvdClient, KvdRefused, MemberIdentity
+from engine_shim.client.session import LinkState
+from engine_shim.device import Device
+from engine_shim.hot import HotBuffers, HotHandle, HotOptions
+from engine_shim.vllm.cpu_sparse import PagedRows, SparseImpl, SparseMetadata
+from engine_shim.vllm.messages import Failure, SparseOrder, SparseShare, StepReport
+from engine_shim.vllm.options import ConnectorOptions, client_options
+from engine_shim.vllm.sparse_figures import figures_of
+from engine_shim.vllm.sparse_plan import SparsePlan
+from engine_shim.vllm.sparse_rows import LayerRows, Share, SparseStore, attempt
+from engine_shim.vllm.worker import CLOSE_S, Rank
+
+FIGURES_EVERY_NS: Final = 1_000_000_000
+FIGURES_DEADLINE_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request of the engine: its blocks, the same as a tensor, and its hot buffer."""
+
+    blocks: list[int] = field(default_factory=list)
+    table: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    handle: HotHandle | None = None
+
+
+class SparseWorker:
+    """One rank."""
+
+    def __init__(
+        self,
+        plan: SparsePlan,
+        options: ConnectorOptions,
+        rank: Rank,
+        device: Device,
+        dtype: torch.dtype,
+        logger: Logger,
+        *,
+        batch_of: Callable[[Any], SparseMetadata | None],
+        meet: Callable[[], None] | None,
+    ) -> None:
+        """Attach to kvd, get the region, make the hot buffers.
+
+        Args:   dtype: of a row's elements.
+                batch_of: what a forward pass of the engine is made of, None when there is none.
+                meet: see `SparseStore`.
+        Raises: KvdRefused, DeviceError; nothing is left then.
+        """
+        self.plan = plan
+        self._log = logger
+        self._batch_of = batch_of
+        region = plan.region
+        identity = MemberIdentity(
+            engine=rank.engine,
+            member=f"worker{rank.rank}",
+            rank=rank.rank,
+            tp_size=rank.tp_size,
+            dp_rank=rank.dp_rank,
+            store=options.backend,
+        )
+        with ExitStack() as undo:
+            self.client = KvdClient(identity, options.runtime_dir, client_options(options))
+            undo.callback(self.client.close)
+            self.client.open()
+            mapping = self.client.region_create(
+                region_name(rank.engine),
+                region.num_layers,
+                region.num_blocks,
+                region.block_tokens,
+                region.row_bytes,
+            )
+            hot = HotBuffers(
+                device,
+                mapping,
+                region,
+                plan.groups,
+                HotOptions(
+                    slots=plan.hot.slots,
+                    scratch_rows=plan.hot.scratch_rows,
+                    num_buffers=plan.hot.num_buffers,
+                    timeout_ns=round(options.deadline_s * 1e9),
+                    writes_region=rank.rank == 0,
+                ),
+            )
+            undo.callback(hot.shut)
+            self.store = SparseStore(
+                plan, hot, mapping.view(), dtype, writes_region=rank.rank == 0, meet=meet
+            )
+            undo.pop_all()
+        self._known: dict[str, _Known] = {}
+        self._impls: list[SparseImpl] = []
+        self._report = StepReport()
+        self._bad_blocks: set[int] = set()
+        self._told_ns = 0
+
+    def serve(self, impls: dict[str, SparseImpl]) -> None:
+        """Be where the attention of these layers finds its rows. Args: impls: by name."""
+        layer_of = self.plan.layer_of()
+        for name, impl in impls.items():
+            impl.rows = LayerRows(self.store, layer_of[name], impl.topk_indices_buffer)
+            self._impls.append(impl)
+        self.tell()
+
+    # A step -----------------------------------------------------------------------------------
+
+    def begin(self, order: SparseOrder, forward_context: Any) -> None:
+        """A step begins. Args: forward_context: the engine's."""
+        for request in order.forget:
+            self._forget(request)
+        for share in order.shares:
+            self._note(share)
+        self.store.shares = ()
+        batch = self._batch_of(forward_context)
+        if batch is None:
+            return
+        by_last_block = {
+            self._known[share.request].blocks[(share.end - 1) // batch.block_size]: share
+            for share in order.shares
+        }
+        self.store.shares = tuple(
+            self._share(by_last_block, batch, number) for number in range(batch.num_reqs)
+        )
+
+    def _note(self, share: SparseShare) -> None:
+        """Keep what the step says of a request's blocks."""
+        if share.replaces:
+            self._forget(share.request)
+        known = self._known.setdefault(share.request, _Known())
+        known.blocks.extend(share.blocks)
+        if share.replaces or share.blocks:
+            known.table = torch.tensor(known.blocks, dtype=torch.int64)
+            self.store.written.clear(share.blocks[len(share.blocks) - share.fresh :])
+        if known.handle is not None and share.blocks:
+            self.store.hot.extend(known.handle, share.blocks)
+
+    def _share(
+        self, by_last_block: dict[int, SparseShare], batch: SparseMetadata, number: int
+    ) -> Share:
+        """The request of the batch: the block that its last token is in is nobody else's."""
+        end, begin = batch.seq_lens[number], batch.starts[number]
+        last = int(batch.block_table[number][(end - 1) // batch.block_size])
+        told = by_last_block[last]
+        count = batch.starts[number + 1] - begin
+        if (told.start, told.end) != (end - count, end):
+            raise AssertionError(f"{told} is in the batch with tokens [{end - count}, {end})")
+        known = self._known[told.request]
+        share = Share(told.request, known.blocks, known.table, told.start, told.end, begin)
+        attempt(share, partial(self._lend, known, share))
+        return share
+
+    def _lend(self, known: _Known, share: Share) -> None:
+        """Give a decoding request its hot buffer, and take it from one that is prefilled."""
+        hot = self.store.hot
+        if share.end - share.start > self.plan.shape.width:
+            self._take(known)
+            return
+        if known.handle is None:
+            layers = range(self.plan.region.num_layers) if share.start else ()
+            for layer in layers:
+                self.store.written.require(share.request, layer, share.table, share.start)
+            known.handle = hot.open(share.request, known.blocks)
+            for layer in layers:
+                hot.landed(known.handle, layer, 0, share.start)
+        elif hot.num_rows(known.handle, self.plan.region.num_layers - 1) > share.start:
+            hot.truncate(known.handle, share.start)  # what was beyond were drafts, refused since
+        share.handle = known.handle
+
+    def _take(self, known: _Known) -> None:
+        handle, known.handle = known.handle, None
+        if handle is not None:
+            self.store.hot.close(handle)
+
+    def _forget(self, request: str) -> None:
+        known = self._known.pop(request, None)
+        if known is not None:
+            self._take(known)
+
+    def end(self) -> None:
+        """The step has ended, in whatever way."""
+        shares, self.store.shares = self.store.shares, ()
+        self._report, self._bad_blocks = StepReport(), set()
+        for share in shares:
+            if share.failure is not None:
+                self._fail(share.request, share.failure)
+        now = time.monotonic_ns()
+        if now - self._told_ns >= FIGURES_EVERY_NS:
+            self._told_ns = now
+            self.tell()
+
+    def _fail(self, request: str, failure: Failure) -> None:
+        self._log.warning("kvd: request %s: %s: %s", request, failure.code, failure.detail)
+        self._report.failed[request] = failure
+        self._bad_blocks.update(failure.blocks)
+        self._take(self._known[request])
+
+    def tell(self) -> None:
+        """Push the figures to kvd; nobody waits for one that is away."""
+        if self.client.state is LinkState.ATTACHED:
+            with suppress(KvdRefused):
+                self.client.stats(figures_of(self.store), FIGURES_DEADLINE_S)
+
+    def take_report(self) -> StepReport | None:
+        """What became of the last step, None when there is nothing to say."""
+        report, self._report = self._report, StepReport()
+        return report if report else None
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks of the last step's failed requests."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def close(self) -> None:
+        """Give everything back, say goodbye, detach. Idempotent."""
+        for impl in self._impls:
+            impl.rows = PagedRows()
+        self._impls, closed = [], not self._impls
+        if closed:
+            return
+        self.tell()
+        self._known.clear()
+        self.store.close()
+        self.store.hot.shut()
+        with suppress(KvdRefused):
+            self.client.goodbye(CLOSE_S)
+        self.client.close()
+
+
+def region_name(engine: str) -> str:
+    """Name of an engine's decode region."""
+    return f"{engine}-kv"
