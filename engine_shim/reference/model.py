@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -16,6 +18,9 @@ from engine_shim.reference.ops import Rope, rms_norm
 from engine_shim.reference.tiles import map_tiles, tiles
 from engine_shim.reference.weights import LayerWeights, make_weights
 
+Select = Callable[[ModelConfig, IndexQueries, Tensor], Tensor]
+"""See `indexer.select_rows`."""
+
 
 class SparseModel:
     """One rank of a model with sparse latent attention.
@@ -28,12 +33,17 @@ class SparseModel:
     """
 
     def __init__(
-        self, config: ModelConfig, tp_rank: int = 0, collective: Collective | None = None
+        self,
+        config: ModelConfig,
+        tp_rank: int = 0,
+        collective: Collective | None = None,
+        select: Select = select_rows,
     ) -> None:
         """Make the weights of one rank.
 
         Args:   tp_rank: this rank; must be the collective's.
                 collective: the ranks of the engine; None for a single one.
+                select: which rows queries read; another one need not keep to the guarantees.
         Raises: ValueError naming what does not fit.
         """
         ranks = SingleProcess() if collective is None else collective
@@ -45,6 +55,7 @@ class SparseModel:
             )
         per_rank = config.num_heads // ranks.size
         self.config = config
+        self._select = select
         self._collective = ranks
         self._heads = slice(tp_rank * per_rank, (tp_rank + 1) * per_rank)
         self._weights = make_weights(config, self._heads)
@@ -72,7 +83,7 @@ class SparseModel:
             queries = self._write_rows(layer, weights, hidden, start, cache)
             if queries is not None:
                 keys = cache.index_keys(layer, start + tokens.shape[0])
-                selected = select_rows(self.config, queries, keys)
+                selected = self._select(self.config, queries, keys)
                 cache.selected(layer, selected)
             share = self._attention(layer, weights, hidden, start, selected, cache)
             cache.end_layer(layer)
