@@ -314,10 +314,12 @@ class Saver:
 
     def close(self, seconds: float) -> None:
         """Let saves end that were handed over, those that wait for kvd's answer included."""
+        end = time.monotonic() + seconds
         self._order.wait_for_saves(seconds)
-        self._thread.close(seconds)
+        left = max(0.0, end - time.monotonic())
+        self._thread.close(left)
         with suppress(DeviceError):
-            self._stream.close(int(seconds * 1e9))
+            self._stream.close(int(left * 1e9))
 
     def _run(self, task: SaveTask) -> None:
         state = task.step.layers[task.layer]
