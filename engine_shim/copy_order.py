@@ -51,6 +51,12 @@ class CopyOrder:
         """A save has ended, or never came to its copy."""
         with self._changed:
             self._saves_open -= 1
+            self._changed.notify_all()
+
+    def wait_for_saves(self, seconds: float) -> bool:
+        """Wait until every save that was handed over has ended; returns whether they have."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._saves_open, seconds)
 
     def wait_for_loads(self, seconds: float) -> bool:
         """Let the loads that have begun by now end; returns whether they have.

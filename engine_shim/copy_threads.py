@@ -1,9 +1,9 @@
 """The threads that move layers between slots and the pool, beside the compute thread.
 
 *Loader*: acquires each layer's slot in order, `lookahead` layers ahead of compute, and loads it.
-*Saver*: starts a layer's save once kvd has acknowledged its announcement: only kvd knows whether
-the target blocks are still this request's. *News*: tells kvd the ends of copies, in their order;
-host functions of a stream must be short, so they only hand over.
+*Saver*: gets a layer's save once kvd has acknowledged its announcement: only kvd knows whether
+the target blocks are still this request's. The ends of copies are told to kvd by host functions of
+the streams, in their order: that only posts slot events, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class Loader:
         memory: DeviceMemory,
         rows: LayerRows,
         contents: SlotContents,
-        news: WorkThread,
         order: CopyOrder,
     ) -> None:
         """Start the thread."""
@@ -104,7 +103,6 @@ class Loader:
         self._memory = memory
         self._rows = rows
         self._contents = contents
-        self._news = news
         self._stream = device.stream("load")
         self._thread = WorkThread("kvd-load", device)
         self.time = BusyTime()
@@ -160,7 +158,7 @@ class Loader:
             state.load_event = self._device.event()
             self._stream.record(state.load_event)
             ended = partial(self._ended, step, layer, plan, started)
-            self._stream.launch_host(lambda failure: self._news.put(partial(ended, failure)))
+            self._stream.launch_host(ended)
         except (KvdRefused, DeviceError):
             self._tell(state, ok=False)
             raise
@@ -283,7 +281,6 @@ class Saver:
         device: Device,
         memory: DeviceMemory,
         rows: LayerRows,
-        news: WorkThread,
         order: CopyOrder,
     ) -> None:
         """Start the thread."""
@@ -291,7 +288,6 @@ class Saver:
         self._client = client
         self._memory = memory
         self._rows = rows
-        self._news = news
         self._stream = device.stream("save")
         self._thread = WorkThread("kvd-save", device)
         self.time = BusyTime()
@@ -310,15 +306,20 @@ class Saver:
             self._lost.pop(request, None)
 
     def start(self, task: SaveTask) -> None:
-        """Save one layer."""
+        """Save one layer, once kvd has answered its announcement."""
         self._order.save_begins()
-        self._thread.put(partial(self._run, task))
+        armed = task.step.layers[task.layer].armed
+        assert armed is not None
+        armed.then(partial(self._thread.put, partial(self._run, task)))
 
     def close(self, seconds: float) -> None:
-        """Let running saves end."""
-        self._thread.close(seconds)
+        """Let saves end that were handed over, those that wait for kvd's answer included."""
+        end = time.monotonic() + seconds
+        self._order.wait_for_saves(seconds)
+        left = max(0.0, end - time.monotonic())
+        self._thread.close(left)
         with suppress(DeviceError):
-            self._stream.close(int(seconds * 1e9))
+            self._stream.close(int(left * 1e9))
 
     def _run(self, task: SaveTask) -> None:
         state = task.step.layers[task.layer]
@@ -342,7 +343,7 @@ class Saver:
         started = time.monotonic_ns()
         plan.submit(self._stream, pool, self._memory)
         ended = partial(self._ended, task, state, plan, started)
-        self._stream.launch_host(lambda failure: self._news.put(partial(ended, failure)))
+        self._stream.launch_host(ended)
         self.num_bytes += plan.num_bytes
 
     def _lose(self, task: SaveTask, failure: StepFailed) -> None:

@@ -33,7 +33,7 @@ Threads
 -------
 A thread calls `bind_thread` once before it uses the device (the current device is state of a
 thread: without it, work lands on device 0). Host functions run one at a time in each stream, must
-be short, and make no call of the device: they hand the news to a thread and return. Only when a
+be short, wait for nothing, and make no call of the device: they pass the news on. Only when a
 stream is closed while one of them hangs are those behind it called beside it, as abandoned.
 """
 

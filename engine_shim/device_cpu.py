@@ -8,7 +8,8 @@ most `submit_timeout_ns`, then raises DeviceError(queue_full) and has submitted 
 
 Locks: one lock for the whole device guards queues, events and counts. It is never held while a copy
 or a host function runs, nor while another lock is taken. A stream's thread that has nothing to do
-sleeps on a condition of its own, so that work for one stream wakes no other.
+sleeps on a condition of its own, so that work for one stream wakes no other. A mark on an idle
+stream, and a wait for what is complete, take effect at once and need no turn of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from engine_shim.device import (
@@ -33,7 +33,7 @@ from engine_shim.device import (
     check_name,
     check_timeout,
 )
-from engine_shim.device_cpu_state import CpuEvent, Record, SharedState
+from engine_shim.device_cpu_state import CpuEvent, Op, Record, SharedState
 from engine_shim.device_memory import MemfdMemory, mapping_of
 from kvd.plan.runs import CopySpans, SummedSpans
 from kvd_kernels.host import Mapping, copy_spans, copy_sums
@@ -51,22 +51,6 @@ CANCEL_GRACE_NS: Final = 500_000_000
 """Time for a stream's thread to end after a cancel, on top of the timeout of `close`."""
 
 
-@dataclass(slots=True, eq=False)
-class _Op:
-    """A queued operation.
-
-    run:    does it; returns its failure.
-    cancel: tells whoever waits for it, when it will not run.
-    end:    runs under the lock, after the outcome was noted.
-    """
-
-    label: str
-    run: Callable[[], DeviceError | None]
-    cancel: Callable[[DeviceError], None] = lambda _: None
-    end: Callable[[], None] = lambda: None
-    ended: bool = False
-
-
 class CpuStream:
     """A thread with a queue; made by `CpuDevice.stream`."""
 
@@ -75,12 +59,12 @@ class CpuStream:
         self.name: Final = name
         self._device = device
         self._shared = device.shared
-        self._queue: deque[_Op] = deque()
-        self._in_hand: list[_Op] = []
+        self._queue: deque[Op] = deque()
+        self._in_hand: list[Op] = []
         self._failures = PendingFailures()
         self._closing = self._cancelling = False
         self._work_came = threading.Condition(self._shared.lock)
-        self._stuck: list[_Op] = []
+        self._stuck: list[Op] = []
         self._worker = self._start_worker()
 
     def copy(
@@ -103,7 +87,7 @@ class CpuStream:
                 return DeviceError(DeviceCode.COPY_FAILED, f"{label}: {error}")
             return None
 
-        self._submit(_Op(label, run))
+        self._submit(Op(label, run))
 
     def launch_host(self, function: HostFunction) -> None:
         """Call a function in stream order, in the stream's thread."""
@@ -118,11 +102,18 @@ class CpuStream:
                 failure = self._failures.take_for_host()
             function(failure or cancelled)
 
-        self._submit(_Op(f"host function on stream {self.name}", run, cancel))
+        self._submit(Op(f"host function on stream {self.name}", run, cancel))
 
     def record(self, event: Event) -> None:
         """Let the event be complete when all operations before it have ended."""
         own, record = self._own(event), Record()
+        self._shared.check_thread(f"record on stream {self.name}")
+        with self._shared.changed:
+            if self._idle() and not self._closing:
+                record.done, record.failure = True, self._failures.take_for_event()
+                own.last = record
+                self._count_at_once()
+                return
 
         def accepted() -> None:
             own.last = record
@@ -130,14 +121,18 @@ class CpuStream:
         def end() -> None:
             record.done, record.failure = True, self._failures.take_for_event()
 
-        op = _Op(f"record on stream {self.name}", lambda: None, end=end)
+        op = Op(f"record on stream {self.name}", lambda: None, end=end)
         self._submit(op, accepted)
 
     def wait(self, event: Event) -> None:
         """Hold the stream until the event's last record, as of now, is complete."""
         own = self._own(event)
+        self._shared.check_thread(f"wait on stream {self.name}")
         with self._shared.changed:
             record = own.recorded()
+            if record.done and record.failure is None and not self._closing:
+                self._count_at_once()
+                return
         label = f"wait for an event on stream {self.name}"
 
         def run() -> DeviceError | None:
@@ -146,7 +141,7 @@ class CpuStream:
                     self._shared.changed.wait()
                 return record.failure if record.done else self._cancelled(label)
 
-        self._submit(_Op(label, run))
+        self._submit(Op(label, run))
 
     def synchronize(self, timeout_ns: int) -> None:
         """Block until all operations submitted before the call have ended."""
@@ -193,7 +188,7 @@ class CpuStream:
         if failure is not None:
             raise failure.again()
 
-    def _submit(self, op: _Op, accepted: Callable[[], None] = lambda: None) -> None:
+    def _submit(self, op: Op, accepted: Callable[[], None] = lambda: None) -> None:
         """Queue an operation; `accepted` runs under the lock with it, or not at all."""
         device, shared = self._device, self._shared
         shared.check_thread(op.label)
@@ -230,7 +225,7 @@ class CpuStream:
         if after is not None:
             after.join()
         self._shared.bind_thread(worker=True)
-        op: _Op | None = None
+        op: Op | None = None
         try:
             while (op := self._next()) is not None:
                 failure = self._cancel(op) if self._cancelling else op.run()
@@ -241,7 +236,7 @@ class CpuStream:
                 self._end(op, DeviceError(DeviceCode.HOST_FUNCTION_FAILED, detail))
                 self._worker = self._start_worker(after=threading.current_thread())
 
-    def _next(self) -> _Op | None:
+    def _next(self) -> Op | None:
         with self._shared.changed:
             while not (self._queue or self._closing):
                 self._work_came.wait()
@@ -252,12 +247,12 @@ class CpuStream:
             self._shared.changed.notify_all()
             return op
 
-    def _cancel(self, op: _Op) -> DeviceError:
+    def _cancel(self, op: Op) -> DeviceError:
         failure = self._cancelled(op.label)
         op.cancel(failure)
         return failure
 
-    def _end(self, op: _Op, failure: DeviceError | None) -> None:
+    def _end(self, op: Op, failure: DeviceError | None) -> None:
         outcome = "completed"
         with self._shared.changed:
             if failure is not None:
@@ -268,6 +263,11 @@ class CpuStream:
             self._shared.count(outcome)
             self._in_hand.remove(op)
             self._shared.changed.notify_all()
+
+    def _count_at_once(self) -> None:
+        """Count an operation that had nothing to wait for, and so needs no turn of the thread."""
+        self._shared.count("submitted")
+        self._shared.count("completed")
 
     def _idle(self) -> bool:
         return not (self._queue or self._in_hand)

@@ -69,6 +69,22 @@ class SharedState:
 
 
 @dataclass(slots=True, eq=False)
+class Op:
+    """A queued operation.
+
+    run:    does it; returns its failure.
+    cancel: tells whoever waits for it, when it will not run.
+    end:    runs under the lock, after the outcome was noted.
+    """
+
+    label: str
+    run: Callable[[], DeviceError | None]
+    cancel: Callable[[DeviceError], None] = lambda _: None
+    end: Callable[[], None] = lambda: None
+    ended: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Record:
     """One completion of one event."""
 

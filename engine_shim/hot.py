@@ -25,15 +25,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.hot_lending import BufferLender, NoHotBufferError
 from engine_shim.hot_loads import SCRATCH, RequestLoads
+from engine_shim.hot_meter import GroupFigures, GroupMeter
 from engine_shim.hot_region import RegionRows, UntrackedLoadError
-from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency
+from engine_shim.hot_requests import HotRequest
+from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, total
 from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows, row_view
 from engine_shim.hot_types import HotFigures, HotHandle, HotOptions
 from kvd.plan.layout import RegionLayout
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "GroupFigures",
     "HoleError",
     "HotBuffers",
     "HotFigures",
@@ -53,19 +55,6 @@ __all__ = [
     "NoHotBufferError",
     "Plan",
 ]
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """books: for each group; [] without a buffer. steps: for each group the rows of its step."""
-
-    name: str
-    blocks: list[int]
-    written: WrittenRows
-    loads: RequestLoads = field(init=False)
-    buffer: int = ABSENT
-    books: list[Residency] = field(default_factory=list)
-    steps: list[range] = field(default_factory=list)
 
 
 class HotBuffers:
@@ -111,8 +100,8 @@ class HotBuffers:
         self._options = options
         self._lender = BufferLender(options.num_buffers)
         self._epochs = itertools.count(1)
-        self._requests: dict[int, _Request] = {}
-        self._past = HotStatistics()
+        self._requests: dict[int, HotRequest] = {}
+        self._meters = [GroupMeter() for _ in groups]
         self._load_failures = self._holes = 0
 
     def open(self, request: str, blocks: Sequence[int] = ()) -> HotHandle:
@@ -124,7 +113,7 @@ class HotBuffers:
         self._region.check_blocks(blocks)
         track = self._options.track_rows
         written = WrittenRows(request, self.layout.num_layers, track_rows=track)
-        made = _Request(request, list(blocks), written)
+        made = HotRequest(request, list(blocks), written, len(self.groups))
         self._lend(made)
         handle = HotHandle(request, next(self._epochs))
         self._requests[handle.epoch] = made
@@ -148,7 +137,10 @@ class HotBuffers:
 
     def close(self, handle: HotHandle) -> None:
         """End the request; its handle is void. Its region blocks stay the engine's to free."""
-        self._give_back(self._find(handle))
+        request = self._find(handle)
+        self._give_back(request)
+        for meter, rows in zip(self._meters, request.past, strict=True):
+            meter.past += rows
         del self._requests[handle.epoch]
 
     def buffer_of(self, handle: HotHandle) -> int:
@@ -205,8 +197,10 @@ class HotBuffers:
             for layer in self.groups[group]:
                 request.written.check_writable(layer, start)
         request.loads.settle((*self.groups[group], SCRATCH))
-        request.books[group].begin_step()
-        request.books[group].admit(start, end)
+        self._meters[group].begin()
+        with self._meters[group].managing():
+            request.books[group].begin_step()
+            request.books[group].admit(start, end)
         request.steps[group] = range(start, end)
 
     def append(self, handle: HotHandle, layer: int, start: int, rows: Buffer) -> None:
@@ -248,9 +242,11 @@ class HotBuffers:
         given = [list(selection) for selection in selections]
         if not request.steps[group]:
             raise ValueError(f"group {group} has no step; call begin_step before select")
-        self._require(request, group, given)
+        with self._counting_holes():
+            request.require(self.groups[group], group, given, self._options.track_rows)
         books = request.books[group]
-        plan = books.select(given)
+        with self._meters[group].managing():
+            plan = books.select(given)
         if len(plan.scratch) > self._options.scratch_rows:
             books.reset()
             raise ValueError(
@@ -278,8 +274,9 @@ class HotBuffers:
         Raises: DeviceError of a load that failed: the group's buffer is empty then.
                 DeviceError(timeout) after timeout_ns; HoleError for a scratch row never written.
         """
-        request = self._lent(handle)
-        request.loads.end(layer)
+        request, meter = self._lent(handle), self._meters[self._group_of[layer]]
+        with meter.waiting():
+            request.loads.end(layer)
         if not plan.scratch:
             return
         with self._counting_holes():
@@ -288,7 +285,8 @@ class HotBuffers:
         rows = [(position, at) for at, position in enumerate(plan.scratch)]
         tile = self.layout.scratch_offset(request.buffer)
         self._load(request, SCRATCH, layer, rows, tile)
-        request.loads.end(SCRATCH)
+        with meter.waiting():
+            request.loads.end(SCRATCH)
 
     def truncate(self, handle: HotHandle, num_tokens: int) -> None:
         """Void the rows at positions >= num_tokens: they belong to rejected drafts."""
@@ -302,14 +300,20 @@ class HotBuffers:
 
     def statistics(self) -> HotFigures:
         """Return the counts so far."""
-        rows = self._past
-        for request in self._requests.values():
-            for books in request.books:
-                rows += books.statistics()
+        open_rows = [request.rows() for request in self._requests.values()]
+        groups = tuple(
+            meter.figures(total(rows[at] for rows in open_rows))
+            for at, meter in enumerate(self._meters)
+        )
+        rows = total(group.rows for group in groups)
         lender = self._lender
         return HotFigures(
-            rows, lender.num_free, lender.num_parked, self._load_failures, self._holes
+            rows, lender.num_free, lender.num_parked, self._load_failures, self._holes, groups
         )
+
+    def rows_of(self, handle: HotHandle) -> tuple[HotStatistics, ...]:
+        """Return what became of a request's rows, by group."""
+        return self._find(handle).rows()
 
     def check(self) -> list[str]:
         """Return what is wrong with any request's books; [] when nothing is."""
@@ -325,19 +329,19 @@ class HotBuffers:
         self._region.close(self._options.timeout_ns)
         self.memory.close()
 
-    def _find(self, handle: HotHandle) -> _Request:
+    def _find(self, handle: HotHandle) -> HotRequest:
         found = self._requests.get(handle.epoch)
         if found is None:
             raise ValueError(f"{handle} is closed; open the request again")
         return found
 
-    def _lent(self, handle: HotHandle) -> _Request:
+    def _lent(self, handle: HotHandle) -> HotRequest:
         found = self._find(handle)
         if found.buffer == ABSENT:
             raise ValueError(f"{handle} is preempted; resume it first")
         return found
 
-    def _lend(self, request: _Request) -> None:
+    def _lend(self, request: HotRequest) -> None:
         """Lend a buffer. Its books are new: nothing of whoever had it before is in them."""
         request.buffer = self._lender.lend()
         failed = partial(self._load_failed, request)
@@ -345,47 +349,30 @@ class HotBuffers:
         request.books = [self._options.residency(self.layout.slots) for _ in self.groups]
         request.steps = [range(0) for _ in self.groups]
 
-    def _give_back(self, request: _Request) -> None:
+    def _give_back(self, request: HotRequest) -> None:
         if request.buffer == ABSENT:
             return
-        for books in request.books:
-            self._past += books.statistics()
+        request.past = list(request.rows())
         self._lender.give_back(request.buffer, request.loads.events())
         request.buffer, request.books, request.steps = ABSENT, [], []
 
     def _load(
-        self, request: _Request, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
+        self, request: HotRequest, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
     ) -> None:
         """Start a load and note it."""
+        timer = self._meters[self._group_of[layer]].copy_timer()
         try:
-            event = self._region.load(request.blocks, layer, rows, self.memory, base)
+            event = self._region.load(request.blocks, layer, rows, self.memory, base, timer)
         except UntrackedLoadError as error:
             request.loads.add(key, error.event)
             raise
         request.loads.add(key, event)
 
-    def _load_failed(self, request: _Request, key: int) -> None:
+    def _load_failed(self, request: HotRequest, key: int) -> None:
         """Forget what the load was to bring; called by its RequestLoads."""
         self._load_failures += 1
         if key != SCRATCH:
             request.books[self._group_of[key]].reset()
-
-    def _require(self, request: _Request, group: int, given: Sequence[Sequence[int]]) -> None:
-        """Check that what is selected can be read: the step's own rows in the first layer of the
-        group, where they are written already, all others in every layer.
-        """
-        first, *others = self.groups[group]
-        own = request.steps[group].start
-        if self._options.track_rows:
-            wanted = sorted({it for positions in given for it in positions if it >= 0})
-        else:
-            # The last one is enough: the watermarks of all layers reach `own` since begin_step.
-            last = max((max(positions, default=-1) for positions in given), default=-1)
-            wanted = [last] if last >= 0 else []
-        with self._counting_holes():
-            request.written.require(first, wanted)
-            for layer in others:
-                request.written.require(layer, [it for it in wanted if it < own])
 
     @contextmanager
     def _counting_holes(self) -> Iterator[None]:

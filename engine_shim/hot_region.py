@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
+from engine_shim.hot_meter import CopyTimer
 from kvd.plan.layout import RegionLayout
 from kvd.plan.runs import BlockRows, CopySpans
 from kvd_kernels.host import Mapping
@@ -56,11 +57,13 @@ class RegionRows:
         rows: Iterable[tuple[int, int]],
         memory: DeviceMemory,
         base: int,
+        timer: CopyTimer | None = None,
     ) -> Event:
         """Start to copy rows to the device.
 
         Args:    blocks: of the request. rows: (position, index of the row behind `base`).
                  base: byte offset in `memory`.
+                 timer: is told when the copy begins and ends.
         Returns: the event behind the copy.
         Raises:  DeviceError when the stream takes nothing; UntrackedLoadError.
         """
@@ -69,8 +72,12 @@ class RegionRows:
             offset, _ = source.locate(position)
             spans.add(base + index * source.row_bytes, offset, source.row_bytes)
         event = self._device.event()
+        if timer is not None:
+            self._stream.launch_host(timer.before)
         self._stream.copy(memory, self._region, spans)
         try:
+            if timer is not None:
+                self._stream.launch_host(timer.behind)
             self._stream.record(event)
         except DeviceError as error:
             # The copy runs and nothing will tell its end: what it touches stays taken for good.

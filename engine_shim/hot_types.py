@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Final
 
-from engine_shim.hot_residency import ClockResidency, HotStatistics, Residency
+from engine_shim.hot_meter import GroupFigures
+from engine_shim.hot_native import NativeBooks
+from engine_shim.hot_residency import HotStatistics, Residency
+
+NAMED_GROUPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class HotOptions:
     writes_region: whether this rank writes the step's rows into the region, or another rank does,
                   no later than the end of the layer. Then a step's rows must find slots: a step has
                   `slots` rows at most.
-    residency:    makes the books of a buffer of so many slots.
+    residency:    makes the books of a buffer of so many slots; ClockResidency defines them.
     """
 
     slots: int
@@ -37,14 +42,14 @@ class HotOptions:
     timeout_ns: int = 10_000_000_000
     track_rows: bool = False
     writes_region: bool = True
-    residency: Callable[[int], Residency] = ClockResidency
+    residency: Callable[[int], Residency] = field(default_factory=NativeBooks)
 
 
 @dataclass(frozen=True, slots=True)
 class HotFigures:
     """What happened so far.
 
-    rows:          of all requests, closed ones included.
+    rows:          of all requests, closed ones included; groups: the same by group, with times.
     free, parked:  hot buffers not lent; parked ones wait for a copy to end.
     load_failures: loads that failed; holes: reads and writes refused with a HoleError.
     """
@@ -54,3 +59,35 @@ class HotFigures:
     parked: int
     load_failures: int
     holes: int
+    groups: tuple[GroupFigures, ...] = ()
+
+    def named(self) -> dict[str, float]:
+        """Return all of it as figures by name, for status and metrics.
+
+        Of groups, the first `NAMED_GROUPS`: `hot_0_hits` are those of the first one.
+        """
+        made = {f"hot_{it.name}": float(getattr(self.rows, it.name)) for it in fields(self.rows)}
+        made |= {
+            "hot_free": float(self.free),
+            "hot_parked": float(self.parked),
+            "hot_load_failures": float(self.load_failures),
+            "hot_holes": float(self.holes),
+            **_times("hot", self.groups),
+        }
+        for at, group in enumerate(self.groups[:NAMED_GROUPS]):
+            for name in ("hits", "misses", "merged"):
+                made[f"hot_{at}_{name}"] = float(getattr(group.rows, name))
+            made |= _times(f"hot_{at}", (group,))
+        return made
+
+
+def _times(prefix: str, groups: Sequence[GroupFigures]) -> dict[str, float]:
+    """Time in the books for a step of a group, and the share of the copies that was hidden."""
+    sampled = sum(group.sampled for group in groups)
+    managed = sum(group.managed_ns for group in groups)
+    waited = sum(group.waited_ns for group in groups)
+    copied = sum(group.copied_ns for group in groups)
+    return {
+        f"{prefix}_managed_us": managed / sampled / 1000 if sampled else 0.0,
+        f"{prefix}_overlap": max(0.0, 1 - waited / copied) if copied else 1.0,
+    }

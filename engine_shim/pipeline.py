@@ -24,7 +24,7 @@ from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.copy_order import CopyOrder
-from engine_shim.copy_threads import Loader, Saver, SaveTask, WorkThread
+from engine_shim.copy_threads import Loader, Saver, SaveTask
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
 from engine_shim.pipeline_types import PipelineFigures, PipelineOptions
@@ -68,12 +68,9 @@ class PrefillPipeline:
         self._rows = LayerRows(layout, blocks, self._options.shard, opaque=self._options.opaque)
         self._contents = SlotContents(len(ring.slots))
         self._compute = device.stream("compute")
-        self._news = WorkThread("kvd-news", device)
         self._order = CopyOrder()
-        self._loader = Loader(
-            client, device, memory, self._rows, self._contents, self._news, self._order
-        )
-        self._saver = Saver(client, device, memory, self._rows, self._news, self._order)
+        self._loader = Loader(client, device, memory, self._rows, self._contents, self._order)
+        self._saver = Saver(client, device, memory, self._rows, self._order)
         self._step: Step | None = None
         self._shed_blocks = 0
         self._waited_ns = 0
@@ -189,7 +186,7 @@ class PrefillPipeline:
         self._compute.record(event)
         gives = self._options.contributes
         saved = self._to_save(step, layer) if gives else ()
-        saves = self._rows.save_items(saved)
+        saves = step.save_items(saved, self._rows.save_items)
         reads = self._rows.read_items(step.live) if gives else []
         self._has_offered = self._has_offered or bool(reads)
         try:
@@ -334,7 +331,6 @@ class PrefillPipeline:
         self._saver.close(seconds)
         with suppress(DeviceError):
             self._compute.close(int(seconds * 1e9))
-        self._news.close(seconds)
 
     def _running(self) -> Step:
         if self._step is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from engine_shim.client import KvdRefused, Tenancy, Ticket
 from engine_shim.device import DeviceError, Event
 from kvd.plan.sums import BadSpan
+from kvd.wire.slot_items import SaveItem
 
 CHECKSUM_MISMATCH: Final = "checksum_mismatch"
 """Code of a step that loaded damaged blocks; kvd has dropped those, so a retry computes them."""
@@ -163,6 +164,7 @@ class Step:
         self._failure: StepFailed | None = None
         self._failed: dict[str, StepFailed] = {}
         self._is_over = False
+        self._saved: tuple[tuple[StepRequest, ...], list[SaveItem]] = ((), [])
         self._skipped: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
         self.loads_issued = threading.Event()
 
@@ -205,6 +207,16 @@ class Step:
         if layer not in layers:
             return self.live
         return tuple(request for request in self.live if request.request not in requests)
+
+    def save_items(
+        self,
+        requests: tuple[StepRequest, ...],
+        make: Callable[[tuple[StepRequest, ...]], list[SaveItem]],
+    ) -> list[SaveItem]:
+        """What is saved of these requests: the same in every layer, so it is made once."""
+        if self._saved[0] != requests:
+            self._saved = requests, make(requests)
+        return self._saved[1]
 
     def fail_request(self, request: str, failure: StepFailed) -> None:
         """One request's rows are not to be used; the first failure counts."""

@@ -44,6 +44,12 @@ ENVIRONMENTS: Final[Mapping[str, str]] = MappingProxyType({"vllm": "vllm"})
 an environment; all others run with the interpreter that runs this."""
 
 
+OPTIONS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {"vllm": ("--numprocesses=2", "--dist=loadfile")}
+)
+"""What pytest is told for a tier: engines of vLLM start on one core, so two files run at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a tier ended: its name, pytest's exit status, and seconds."""
@@ -92,7 +98,8 @@ def interpreter_of(name: str) -> tuple[int, str]:
 
 
 def _run_pytest(python: str, name: str, options: Sequence[str]) -> int:
-    command = (python, "-m", "pytest", f"tests/{name}", "-q", *options)
+    own = OPTIONS.get(name, ())
+    command = (python, "-m", "pytest", f"tests/{name}", "-q", *own, *options)
     # The checkout wins over what is installed, wherever a test's child process stands.
     paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -9,12 +9,12 @@ events are kept; `generation` says whether blocks survived.
 from engine_shim.client.client import KvdClient
 from engine_shim.client.desk import SlotDesk
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
-from engine_shim.client.events import Ticket
 from engine_shim.client.identity import MemberIdentity, new_incarnation
 from engine_shim.client.options import ClientOptions
 from engine_shim.client.session import LinkState
 from engine_shim.client.slots import Tenancy
 from engine_shim.client.statistics import ClientStatistics
+from engine_shim.client.tickets import Ticket
 
 __all__ = [
     "ClientOptions",

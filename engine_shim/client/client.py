@@ -50,7 +50,7 @@ class KvdClient(Operations):
         self._link = Link(self._core, identity, sockets)
         self._is_open = False
         self.identity: Final = identity
-        self.slots: Final = SlotDesk(self._core, str(identity))
+        self.slots: Final = SlotDesk(self._core, str(identity), identity.contributes)
 
     # Life -------------------------------------------------------------------------------------
 
@@ -167,6 +167,7 @@ class KvdClient(Operations):
         core, end = self._core, self._caller.end(deadline_s)
         core.check_process()
         with core.lock:
+            core.push()
             while len(core.stream):
                 if core.state in (LinkState.FAILED, LinkState.CLOSED) or core.is_closing:
                     raise core.unreachable()

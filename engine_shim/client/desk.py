@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final
 
+from engine_shim.client.announcements import AGAIN, RETRY_MAX_S, RETRY_MIN_S, Announcements
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
-from engine_shim.client.events import Ticket
 from engine_shim.client.gate_view import GateView
-from engine_shim.client.gate_waits import GateWaits
 from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
-from engine_shim.client.slots import Tenancy, misused
+from engine_shim.client.slots import Tenancy
+from engine_shim.client.tickets import Ticket
 from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
 from kvd.wire.slot_items import (
     AcquiredItem,
@@ -32,29 +31,19 @@ from kvd.wire.slot_items import (
     LoadEndedItem,
     LoadItem,
     PoisonedItem,
-    ReadItem,
     SaveEndedItem,
-    SaveItem,
     SlotItem,
-    WrittenItem,
 )
 
-RETRY_MIN_S: Final = 0.001
-RETRY_MAX_S: Final = 0.05
-"""Pauses between two attempts at a span: to load what is being saved, to save what is loaded."""
 
-SPAN_BUSY: Final = "span_busy"
-
-AGAIN: Final = frozenset({SPAN_BUSY, "span_unwritten"})
-
-
-class SlotDesk(GateWaits):
+class SlotDesk(Announcements):
     """The slots of one worker member."""
 
-    def __init__(self, core: Core, member: str) -> None:
-        """member: for errors."""
+    def __init__(self, core: Core, member: str, contributes: bool = False) -> None:
+        """member: for errors; contributes: whether it saves the spans that it loads."""
         super().__init__(core)
         self._member = member
+        self._contributes = contributes
 
     @property
     def num_slots(self) -> int:
@@ -101,6 +90,7 @@ class SlotDesk(GateWaits):
         tenancy, ticket = self._take(slot, layer, loads, sizes, boot_id, end)
         if not loads:
             return tenancy
+        core.send()
         with ExitStack() as undo:
             undo.callback(self.abandon, tenancy)
             self._await_loads(tenancy, layer, loads, sizes, ticket, end)
@@ -131,7 +121,8 @@ class SlotDesk(GateWaits):
                     if self._may_take(slot, word, end):
                         tenancy = core.books.take(slot, word, core.generation, layer, loads)
                         item = AcquiredItem(slot, epoch, layer, list(loads))
-                        return tenancy, core.post([item], sizes)
+                        # Without loads kvd need not know: the next event of the tenancy says it.
+                        return tenancy, core.post([item], sizes, rides=not loads)
                     gate = None
             if outcome == "quarantined":
                 raise SlotQuarantined(slot)
@@ -192,6 +183,7 @@ class SlotDesk(GateWaits):
                     raise KvdRefused("pool_lost", what=what)
                 item = AcquiredItem(tenancy.slot, tenancy.epoch, layer, list(loads))
                 ticket = core.post([item], sizes)
+            core.send()
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     # Steps of a tenancy -----------------------------------------------------------------------
@@ -229,62 +221,12 @@ class SlotDesk(GateWaits):
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy).loads = ()
-            return self._post_end([item], sizes)
-
-    def written(
-        self,
-        tenancy: Tenancy,
-        layer: int,
-        saves: Sequence[SaveItem] = (),
-        reads: Sequence[ReadItem] = (),
-        deadline_s: float | None = None,
-    ) -> Ticket:
-        """The rows are final; all saves and reads of the tenancy start to be owed now.
-
-        Every saver named here must be reported by `save_ended`, even if it never starts; before
-        it copies it asks `save_started`.
-
-        Raises: KvdRefused; nothing is owed: tenancy_misused, frame_malformed, frame_too_large,
-            busy, unreachable, closed, process_forked,
-            pool_lost: the target blocks are of an earlier life of kvd (report without saves).
-        """
-        core = self._core
-        item = WrittenItem(tenancy.slot, tenancy.epoch, layer, list(saves), list(reads))
-        sizes = self._checked(item)
-        core.await_event_room(self._end(deadline_s))
-        with core.lock:
-            use = core.books.use_of(tenancy)
-            core.books.check_written(use, saves)
-            if saves and tenancy.generation != core.generation:
-                raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
-            ticket = core.post([item], sizes)
-            core.books.write(use, item, ticket)
-            return ticket
-
-    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
-        """Wait until kvd has answered `written`; say it again while others load the same spans.
-
-        Ranks that share spans need it, before `computed`: one saves what another still loads.
-
-        Returns: the last answer, a refusal or the end of the time included.
-        Raises: KvdRefused(tenancy_misused).
-        """
-        core = self._core
-        end, pause_s = self._end(deadline_s), RETRY_MIN_S
-        with core.lock:
-            use = core.books.use_of(tenancy)
-        while use.armed is not None and use.announced is not None:
-            if use.armed.wait(left_s(end)) != SPAN_BUSY or left_s(end) <= pause_s:
-                return use.armed
-            sizes = self._checked(use.announced)
-            with core.lock:
-                core.changed.wait(pause_s)
-                if core.books.use_of(tenancy) is not use or tenancy.generation != core.generation:
-                    return use.armed
-                use.armed = core.post([use.announced], sizes)
-                core.room.notify_all()
-            pause_s = min(2 * pause_s, RETRY_MAX_S)
-        raise misused(tenancy, "it was not written")
+            # It frees the spans to be saved again: that only who contributes does, and after this.
+            rides = ok and not bad and self._contributes
+            ticket = self._post_end([item], sizes, rides=rides)
+        if not rides:
+            core.send()
+        return ticket
 
     def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
         """Attention over the slot has ended.
@@ -297,38 +239,13 @@ class SlotDesk(GateWaits):
         with core.lock:
             use = core.books.use_of(tenancy)
             core.books.check_computed(use)
-            ticket = self._post_end([item], sizes)
+            # What is still saved keeps the slot as long, and its end takes this along.
+            ticket = self._post_end([item], sizes, rides=bool(use.savers))
             use.compute.ended, use.compute.ok = ticket, ok
-            return ticket
-
-    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
-        """Wait until kvd keeps both ends of this save for us; then its copy may start.
-
-        Raises: KvdRefused; do not copy, report `save_ended` with ok=False: tenancy_misused,
-            deadline_exceeded, unreachable, closed,
-            pool_lost: the target blocks are of an earlier life of kvd;
-            what kvd answered to `written` (block_not_reserved, block_poisoned ...).
-        """
-        core, end = self._core, self._end(deadline_s)
-        core.check_process()
-        what, code = f"the save of slot {tenancy.slot} by {saver}", SPAN_BUSY
-        while code == SPAN_BUSY:
-            with core.lock:
-                use = core.books.use_of(tenancy)
-                core.books.save_of(use, saver)
-                armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
-            assert armed is not None
-            code = armed.wait(left_s(end))
-            if is_last:
-                break
-            with core.lock:
-                if code == SPAN_BUSY and use.armed is armed and use.is_computing:
-                    core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
-        if code:
-            raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
-        with core.lock:
-            if tenancy.generation != core.generation:
-                raise KvdRefused("pool_lost", what=what)
+            rides = bool(use.savers)
+        if not rides:
+            core.send()
+        return ticket
 
     def save_ended(
         self,
@@ -354,7 +271,8 @@ class SlotDesk(GateWaits):
             core.books.check_counts(use, save, tokens)
             ticket = self._post_end([item], sizes)
             save.ended, save.ok = ticket, ok
-            return ticket
+        core.send()
+        return ticket
 
     def poisoned(self, tenancy: Tenancy) -> Ticket:
         """The tenancy's rows are not valid, and nothing copied out of it may be used.
@@ -366,7 +284,9 @@ class SlotDesk(GateWaits):
         sizes = self._checked(item)
         with core.lock:
             core.books.use_of(tenancy)
-            return core.post([item], sizes)
+            ticket = core.post([item], sizes)
+        core.send()
+        return ticket
 
     def abandon(self, tenancy: Tenancy) -> None:
         """End what is left of loads and computing, as failed; harmless when nothing is.
@@ -388,12 +308,11 @@ class SlotDesk(GateWaits):
             use.loads = ()
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
+        core.send()
 
-    def _post_end(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
+    def _post_end(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+    ) -> Ticket:
         """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held."""
         self._core.room.notify_all()
-        return self._core.post(items, sizes)
-
-    def _checked(self, item: SlotItem) -> list[int]:
-        self._core.check_process()
-        return self._core.sizes_of([item])
+        return self._core.post(items, sizes, rides=rides)

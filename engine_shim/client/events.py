@@ -11,6 +11,8 @@ number; kvd applies a number once, and answers every batch with a code for each 
        acknowledged     at most `window` batches and `items_max` items
 
 * A batch goes out while few enough are under way; what is posted meanwhile joins the next.
+* What is posted as *riding* starts no batch for `RIDE_NS`: a later event of the same use of a slot
+  is bound to follow, and takes it along. It also goes when somebody waits for its ticket (`push`).
 * A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
   answered in time sends everything from `base` on again (go back N). Nothing is reordered.
 * kvd answers what it sees again as it answered it first, for the last `items_max` items: no more
@@ -25,82 +27,25 @@ time is given, ns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from engine_shim.client.options import SECOND_NS
+from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import SlotItem
 
 HOLD_OFF_MIN_NS: Final = 20_000_000
 HOLD_OFF_MAX_NS: Final = 500_000_000
 RESEND_FACTOR_MAX: Final = 16
+RIDE_NS: Final = 20_000_000
+"""How long an event waits for company: long for a layer of a step, short for who looks at kvd."""
+
 FLIGHTS_KEPT: Final = 4
 """Windows of unanswered batches that are remembered; a later reply is only counted."""
 
 AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
 """Refusals of a whole batch after which it is sent again."""
-
-
-class Ticket:
-    """The acknowledgement of the items that were posted together."""
-
-    def __init__(self, lock: threading.Lock, count: int) -> None:
-        """lock: the client's; count: items."""
-        self._lock = lock
-        self._left = count
-        self._code = ""
-        self._gave_up = ""
-        self._waiter: threading.Event | None = None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether kvd has seen all items, or never will."""
-        return self._left == 0
-
-    @property
-    def code(self) -> str:
-        """The first refusal so far, '' for none."""
-        return self._code
-
-    def settle(self, code: str) -> None:
-        """One item is acknowledged; the lock is held."""
-        self._code = self._code or code
-        self._left -= 1
-        if self._left == 0 and self._waiter is not None:
-            self._waiter.set()
-
-    def give_up(self, code: str) -> None:
-        """Let whoever waits go; the items stay to be acknowledged. The lock is held."""
-        self._gave_up = code
-        if self._waiter is not None:
-            self._waiter.set()
-
-    def resume(self) -> None:
-        """Waiting makes sense again; the lock is held."""
-        self._gave_up = ""
-        if self._waiter is not None and self._waiter.is_set():
-            self._waiter = None  # whoever slept on it has left
-
-    def wait(self, seconds: float) -> str:
-        """Sleep until all items are acknowledged.
-
-        Returns: '' when kvd took them all, the first refusal otherwise; `deadline_exceeded` when it
-            takes longer, `unreachable` or `closed` when nobody will acknowledge.
-        """
-        with self._lock:
-            if self._left == 0:
-                return self._code
-            if self._gave_up:
-                return self._gave_up
-            if self._waiter is None:
-                self._waiter = threading.Event()
-            waiter = self._waiter
-        waiter.wait(seconds)
-        with self._lock:
-            if self._left == 0:
-                return self._code
-            return self._gave_up or "deadline_exceeded"
 
 
 @dataclass(slots=True)
@@ -147,6 +92,8 @@ class EventStream:
         self._entries: dict[int, _Entry] = {}
         self._flights: dict[int, _Flight] = {}
         self._base = self._cursor = self._end = self._high = 0
+        self._due_end = self._ride_until = 0
+        """Items before this number start a batch; those behind it ride, at most until then."""
         self._turn = 0
         self._under_way = 0
         self._items_max = 1
@@ -165,7 +112,26 @@ class EventStream:
 
     def append(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
         """Number items and keep them until they are acknowledged; sizes: encoded bytes of each."""
-        ticket = Ticket(self._lock, len(items))
+        ticket = self._append(items, sizes, None)
+        self._due_end = self._end
+        return ticket
+
+    def append_riding(
+        self,
+        items: Sequence[SlotItem],
+        sizes: Sequence[int],
+        now: int,
+        push: Callable[[], None],
+    ) -> Ticket:
+        """The same for items that start no batch; push: calls `push`, and rouses who sends."""
+        if self._due_end == self._end:
+            self._ride_until = now + RIDE_NS
+        return self._append(items, sizes, push)
+
+    def _append(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], push: Callable[[], None] | None
+    ) -> Ticket:
+        ticket = Ticket(self._lock, len(items), push)
         if self._gave_up:
             ticket.give_up(self._gave_up)
         for item, size in zip(items, sizes, strict=True):
@@ -173,6 +139,11 @@ class EventStream:
             self._end += 1
             self.bytes += size
         return ticket
+
+    def push(self) -> bool:
+        """Send riding items, too, as soon as may be; returns whether there were any."""
+        had, self._due_end = self._due_end < self._end, self._end
+        return had
 
     # Sessions ---------------------------------------------------------------------------------
 
@@ -206,6 +177,7 @@ class EventStream:
 
     def _open(self, items_max: int) -> None:
         self._items_max = items_max
+        self._due_end = self._end
         self._flights.clear()
         self._rewind()
         self._is_open = True
@@ -232,7 +204,12 @@ class EventStream:
     def is_due(self, now: int) -> bool:
         """Whether a batch may be sent now."""
         is_free = self._is_open and now >= self._hold_until and self._under_way < self._window
-        return is_free and self._cursor < min(self._end, self._base + self._items_max)
+        return is_free and self._cursor < min(self._due_end, self._base + self._items_max)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a batch has not been answered."""
+        return self._under_way > 0
 
     def take(self, request_no: int, now: int, bytes_max: int) -> Batch:
         """The next batch, sent as `request_no` by whoever called; `is_due` was asked."""
@@ -248,6 +225,7 @@ class EventStream:
                 break
             items.append(entry.item)
         end = self._cursor = first + len(items)
+        self._due_end = max(self._due_end, end)  # should it get lost it is sent again by itself
         self.counts.sent += len(items)
         self.counts.resent += max(0, min(end, self._high) - first)
         self._high = max(self._high, end)
@@ -268,16 +246,24 @@ class EventStream:
 
     def next_due(self) -> int | None:
         """When `tick` must be called next; None for never."""
+        due = self._resend_due()
+        if not self._is_open or self._due_end == self._end:
+            return due
+        return self._ride_until if due is None else min(due, self._ride_until)
+
+    def _resend_due(self) -> int | None:
         if not self._is_open:
             return None
-        if self._hold_until and self._cursor < self._end:
+        if self._hold_until and self._cursor < self._due_end:
             return self._hold_until
         sent = [flight.sent_at for flight in self._flights.values() if flight.turn == self._turn]
         return min(sent) + self._resend_ns * self._factor if sent else None
 
     def tick(self, now: int) -> None:
-        """Send again what is late; go on after a pause."""
-        due = self.next_due()
+        """Send again what is late; go on after a pause; nothing rides any longer than it may."""
+        if now >= self._ride_until:
+            self._due_end = self._end
+        due = self._resend_due()
         if due is None or now < due:
             return
         if self._hold_until:

@@ -1,11 +1,16 @@
 """The life of one session: frames to and from kvd until the connection ends.
 
 One wait for everything: frames, the attach connection, callers (an eventfd) and the next repetition
-of an event batch. Runs on the client's thread, which alone touches the sockets.
+of an event batch. It runs on the client's thread, which alone reads; but whoever posts something
+sends it himself when the socket is free: rousing a thread for it takes longer than the sending.
+The socket is touched in a *turn* only, a lock that is never held while anybody waits, and taken
+before the client's lock, never after it.
 """
 
 from __future__ import annotations
 
+import select
+import threading
 import time
 from collections import deque
 from typing import Final
@@ -13,10 +18,11 @@ from typing import Final
 import zmq
 
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.events import RIDE_NS
 from engine_shim.client.greeting import Dealer, Greeted
 from engine_shim.client.options import left_ns
 from engine_shim.client.region_calls import RegionCalls
-from engine_shim.client.session import Core, Session, SessionLost
+from engine_shim.client.session import FOREVER, Core, Session, SessionLost
 from kvd.wire.codec import FrameError, server_codec
 from kvd.wire.messages import Answer, Error, Events, Query, Seen, ServerFrame
 
@@ -25,6 +31,9 @@ EVENTS_DEADLINE_MS: Final = 600_000
 
 ANSWER_DEADLINE_MS: Final = 10_000
 ANSWERS_MAX: Final = 1024
+_IN: Final = int(zmq.POLLIN)
+_OUT: Final = int(zmq.POLLOUT)
+
 FRAMES_PER_TURN: Final = 64
 """Frames read before callers are served again."""
 
@@ -44,54 +53,108 @@ class Serving:
         self._sock = greeted.attachment.sock
         self._dealer: Dealer = greeted.dealer
         self._regions = RegionCalls(core, self._sock)
+        self._poll = select.poll()
+        for fd in (self._sock.fileno(), core.wakeup.fd, self._dealer.FD):
+            self._poll.register(fd, select.POLLIN)
         self._decode = server_codec(1 << 62).decode
         self._answers: set[int] = set()
         self._blocked: deque[bytes] = deque()
+        self._was_busy = False
+        self._turn = threading.Lock()
+        self._lost: SessionLost | None = None
+        self._is_over = False
 
     def run(self) -> None:
         """Serve until the client closes.
 
         Raises: SessionLost.
         """
-        core, dealer = self._core, self._dealer
-        gate = self._session.gate
-        attach_fd = self._sock.fileno()
-        poller = zmq.Poller()
-        poller.register(attach_fd, zmq.POLLIN)
-        poller.register(core.wakeup.fd, zmq.POLLIN)
-        while not core.is_closing:
+        core = self._core
+        core.sender = self._send_now
+        try:
+            while not core.is_closing:
+                self._serve_once()
+        finally:
+            core.sender = None
+            with self._turn:
+                self._is_over = True
+
+    def _serve_once(self) -> None:
+        core, gate = self._core, self._session.gate
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
             wait_ms = self._send_due()
-            poller.register(dealer, zmq.POLLIN | (zmq.POLLOUT if self._blocked else 0))
-            ready = dict(poller.poll(wait_ms))
-            if core.wakeup.fd in ready:
-                core.wakeup.clear()
-            if dealer in ready:
-                self._read_frames()
-            if attach_fd in ready:
-                self._regions.read()
-            if gate is not None and gate.is_suspect:
-                raise SessionLost(core.gone("a wait on the gate page ended"))
+            ready = self._ready()
+        fds = [fd for fd, _ in self._poll.poll(0 if ready else wait_ms)]
+        if core.wakeup.fd in fds:
+            core.wakeup.clear()
+        with self._turn:
+            self._read_frames()
+        if self._sock.fileno() in fds:
+            self._regions.read()
+        if gate is not None and gate.is_suspect:
+            raise SessionLost(core.gone("a wait on the gate page ended"))
+
+    def _ready(self) -> bool:
+        """Whether the dealer can go on now; its descriptor tells only of changes."""
+        events = self._dealer.getsockopt(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & (_IN | _OUT if self._blocked else _IN))
 
     # Sending ----------------------------------------------------------------------------------
+
+    def _send_now(self) -> None:
+        """Send what is due in the caller's thread, or let the client's thread do it."""
+        core = self._core
+        if not self._turn.acquire(blocking=False):
+            core.wakeup.set()
+            return
+        try:
+            if self._is_over:
+                return
+            self._send_frames()
+            must_look = bool(self._blocked) or self._ready()
+        except SessionLost as lost:
+            self._lost, must_look = lost, True
+        finally:
+            self._turn.release()
+        with core.lock:
+            due = core.stream.next_due()
+            must_look = must_look or (due is not None and due < core.sleeps_until)
+        if must_look:
+            core.wakeup.set()
 
     def _send_due(self) -> int | None:
         """Send everything that may be sent now; returns how long to wait for more, ms."""
         core = self._core
+        if not self._send_frames():
+            return None
+        self._regions.ask()
+        with core.lock:
+            due = core.stream.next_due()
+            if self._was_busy:
+                # What is posted or sent by others now need not rouse us: we look again soon.
+                soon = time.monotonic_ns() + RIDE_NS
+                due = soon if due is None else min(due, soon)
+            self._was_busy = False
+            core.sleeps_until = FOREVER if due is None else due
+        return None if due is None else -(-left_ns(due) // 1_000_000)
+
+    def _send_frames(self) -> bool:
+        """Send every frame that may be sent now; False when the socket takes no more."""
         while self._blocked:
             if not self._try_send(self._blocked[0]):
-                return None
+                return False
             self._blocked.popleft()
         while True:
             data = self._next_events() or self._next_request()
             if data is None:
-                break
+                return True
+            self._was_busy = True
             if not self._try_send(data):
                 self._blocked.append(data)
-                return None
-        self._regions.ask()
-        with core.lock:
-            due = core.stream.next_due()
-        return None if due is None else -(-left_ns(due) // 1_000_000)
+                return False
 
     def _try_send(self, data: bytes) -> bool:
         try:
@@ -141,6 +204,7 @@ class Serving:
                 parts = self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._was_busy = True
             self._read_frame(parts)
 
     def _read_frame(self, parts: list[bytes]) -> None:

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,12 +25,13 @@ import msgspec
 
 from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import EventStream, Ticket
+from engine_shim.client.events import RIDE_NS, EventStream
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.options import SECOND_NS, ClientOptions, left_s
 from engine_shim.client.requests import RequestTable
 from engine_shim.client.retired import RetiredMappings
 from engine_shim.client.slots import SlotBooks
+from engine_shim.client.tickets import Ticket
 from engine_shim.client.wakeup import Wakeup
 from kvd.wire.codec import Codec
 from kvd.wire.messages import ClientFrame
@@ -39,6 +40,9 @@ from kvd_kernels.host import Mapping
 
 FRAME_ROOM: Final = 256
 """Bytes of an `events` frame beside its items, rounded up generously."""
+
+
+FOREVER: Final = 1 << 63
 
 
 class SessionLost(Exception):
@@ -103,6 +107,8 @@ class Core:
         self.room = threading.Condition(self.lock)
         """A request ended, or events were acknowledged."""
         self.wakeup = Wakeup()
+        self.sender: Callable[[], None] | None = None
+        """Sends what is due; there while a session is served."""
         self.state = LinkState.CONNECTING
         self.session: Session | None = None
         self.generation = 0
@@ -126,6 +132,8 @@ class Core:
         self.gate_wakes = self.gate_spins = 0
         self.attaches = self.replies_malformed = self.queries = 0
         self.lost_at = 0
+        self.sleeps_until = FOREVER
+        """When the client's thread looks at the stream again, if nobody rouses it before."""
         self.reattach_ns = 0
         self._item_encoder = msgspec.msgpack.Encoder()
         self._item_decoder = msgspec.msgpack.Decoder(SlotItem)
@@ -214,6 +222,7 @@ class Core:
                 stream = self.stream
                 if len(stream) < options.events_max and stream.bytes < options.event_bytes_max:
                     return
+                self.push()
                 left = left_s(end)
                 if left == 0:
                     what = "slot events without acknowledgement"
@@ -222,11 +231,38 @@ class Core:
 
     # Posting ----------------------------------------------------------------------------------
 
-    def post(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
-        """Append slot events; the lock is held, and the books are changed in the same breath."""
-        ticket = self.stream.append(items, sizes)
-        self.wakeup.set()
-        return ticket
+    def post(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+    ) -> Ticket:
+        """Append slot events; the lock is held, and the books are changed in the same breath.
+
+        The caller calls `send` once it has let go of the lock.
+
+        rides: nobody waits for them, and a later event of the same tenancy takes them along.
+        """
+        if rides:
+            now = time.monotonic_ns()
+            if self.sleeps_until > now + RIDE_NS:
+                self.wakeup.set()
+            return self.stream.append_riding(items, sizes, now, self.push)
+        return self.stream.append(items, sizes)
+
+    def send(self) -> None:
+        """Send what was posted; the lock is not held.
+
+        What comes while kvd has not answered yet is left to the client's thread: there is time to
+        gather more for one frame.
+        """
+        sender = self.sender
+        if sender is None or self.stream.is_under_way:
+            self.wakeup.set()
+        else:
+            sender()
+
+    def push(self) -> None:
+        """Let nothing wait for company any more; the lock is held."""
+        if self.stream.push():
+            self.wakeup.set()
 
     # State ------------------------------------------------------------------------------------
 

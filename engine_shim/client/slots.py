@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import Ticket
+from engine_shim.client.tickets import Ticket
 from engine_shim.gate import AcquiredEpochs
 from kvd.wire.gate_layout import STATE_FREE, split_word
 from kvd.wire.messages import SlotAnnounce

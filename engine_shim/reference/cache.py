@@ -38,14 +38,14 @@ class KvCache(Protocol):
 
         Args: positions: [T] int64, ascending and without gaps.
               main:  [T, R] in the config's dtype.
-              index: [T, index_dim] in the config's dtype; None on layers without an indexer.
+              index: [T, index_elements] as stored; None on layers without an indexer.
         """
 
     def end_write(self, layer: int) -> None:
         """Take note that the step's rows of this layer are final."""
 
     def index_keys(self, layer: int, num_tokens: int) -> Tensor:
-        """Return the index keys of positions [0, num_tokens): [num_tokens, index_dim].
+        """Return the index keys of positions [0, num_tokens): [num_tokens, index_elements].
 
         The model reads the result before its next call and does not write into it.
         """
@@ -86,7 +86,7 @@ class ResidentCache:
         layers, dtype = config.num_layers, config.dtype
         self._main = torch.zeros(layers, max_tokens, config.row_dim, dtype=dtype)
         self._index = {
-            layer: torch.zeros(max_tokens, config.index_dim, dtype=dtype)
+            layer: torch.zeros(max_tokens, config.index_elements, dtype=config.index_storage)
             for layer in config.index_layers
         }
         self._num_tokens = [0] * layers

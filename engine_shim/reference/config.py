@@ -10,6 +10,7 @@ import torch
 from engine_shim.reference.bytes_tokenizer import VOCAB_SIZE
 
 SEED_MAX: Final = 2**63 - 1
+SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class ModelConfig:
                    follow its selection.
     index_topk:    rows a query attends to at most.
     index_heads, index_dim: heads of the indexer, and width of its one key per token.
+    index_fp8:     store index keys as float8 (e4m3) with one float32 scale each, not in `dtype`.
     dtype:         element type of rows in the cache; arithmetic is float32.
     vocab:         token ids; at least the bytes and the special tokens.
     seed:          seed of all weights, 0 or more.
@@ -57,6 +59,7 @@ class ModelConfig:
     index_topk: int = 256
     index_heads: int = 4
     index_dim: int = 64
+    index_fp8: bool = False
     dtype: torch.dtype = torch.bfloat16
     vocab: int = VOCAB_SIZE
     seed: int = 0
@@ -108,7 +111,17 @@ class ModelConfig:
     @property
     def index_row_bytes(self) -> int:
         """Bytes of one token's index key in one indexer layer."""
-        return self.index_dim * self.dtype.itemsize
+        return self.index_elements * self.index_storage.itemsize
+
+    @property
+    def index_storage(self) -> torch.dtype:
+        """Element type of index keys as they are stored."""
+        return torch.uint8 if self.index_fp8 else self.dtype
+
+    @property
+    def index_elements(self) -> int:
+        """Elements of one stored index key; with `index_fp8` the scale's four bytes follow it."""
+        return self.index_dim + SCALE_BYTES if self.index_fp8 else self.index_dim
 
     @property
     def token_bytes(self) -> int:

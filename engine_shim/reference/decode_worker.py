@@ -191,17 +191,7 @@ class DecodeWorker:
         )
 
     def _figures(self) -> dict[str, float]:
-        figures = self.engine.store.statistics()
-        rows = figures.rows
-        return {
-            "hot_selected": float(rows.selected),
-            "hot_merged": float(rows.merged),
-            "hot_hits": float(rows.hits),
-            "hot_misses": float(rows.misses),
-            "hot_scratch": float(rows.scratch),
-            "hot_evicted": float(rows.evicted),
-            "hot_holes": float(figures.holes),
-        }
+        return self.engine.store.figures()
 
     def follow(self) -> None:
         """Be another rank until the engine ends."""

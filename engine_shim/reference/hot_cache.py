@@ -8,7 +8,7 @@ from the hot buffer and the scratch tile, and is bit for bit what a `ResidentCac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ class HotStore:
         return HotCache(self, request, blocks)
 
     def index_rows(self, layer: int) -> Tensor:
-        """Index keys of all blocks of an indexer layer: [num_blocks * block_tokens, index_dim]."""
+        """Stored index keys of an indexer layer: [num_blocks * block_tokens, index_elements]."""
         return self._index[layer]
 
     def hot_rows(self, buffer: int, layer: int) -> Tensor:
@@ -111,9 +111,7 @@ class HotStore:
 
     def figures(self) -> dict[str, float]:
         """Return the statistics as named figures: `hot_hits`, `hot_misses`, ..."""
-        statistics = asdict(self.statistics())
-        rows = statistics.pop("rows")
-        return {f"hot_{name}": float(value) for name, value in {**rows, **statistics}.items()}
+        return self.statistics().named()
 
     def close(self) -> None:
         """Give the hot buffers back. Raises: BufferError while tensors of them are in use."""
@@ -137,7 +135,7 @@ def _index_tensors(
     if len(view) < needed:
         raise ValueError(f"index_memory has {len(view)} bytes; give {needed}")
     return {
-        layer: rows_tensor(view, at * rows * row_bytes, rows, row_bytes, config.dtype)
+        layer: rows_tensor(view, at * rows * row_bytes, rows, row_bytes, config.index_storage)
         for at, layer in enumerate(config.index_layers)
     }
 

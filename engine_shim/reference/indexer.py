@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine_shim.reference.attention import query_latent
 from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.index_rows import read_keys
 from engine_shim.reference.ops import Rope, rms_norm
 from engine_shim.reference.weights import LayerWeights
 
@@ -76,7 +77,7 @@ def _rotate(rows: Tensor, rope: Rope, start: int) -> Tensor:
 def select_rows(config: ModelConfig, queries: IndexQueries, keys: Tensor) -> Tensor:
     """Return the positions each query reads.
 
-    Args:    keys: [start + T, index_dim], the index keys of the whole prefix, any float type.
+    Args:    keys: [start + T, index_elements], the stored index keys of the whole prefix.
     Returns: [T, index_topk] int64, each row ascending; -1 after the last one of a short prefix.
     Raises:  ValueError if scores are not numbers: the keys are not what was written.
     """
@@ -84,7 +85,7 @@ def select_rows(config: ModelConfig, queries: IndexQueries, keys: Tensor) -> Ten
     whole = max(0, min(count, topk - start))
     selected = torch.empty(count, topk, dtype=torch.int64)
     selected[:whole] = _whole_prefixes(start, whole, topk)
-    tiles = _key_tiles(keys, config.key_tile) if whole < count else []
+    tiles = _key_tiles(config, keys) if whole < count else []
     for begin in range(whole, count, _QUERY_GROUP):
         end = min(count, begin + _QUERY_GROUP)
         group = IndexQueries(start + begin, queries.query[begin:end], queries.weight[begin:end])
@@ -99,13 +100,14 @@ def _whole_prefixes(start: int, count: int, topk: int) -> Tensor:
     return torch.where(columns <= last, columns, -1)
 
 
-def _key_tiles(keys: Tensor, size: int) -> list[Tensor]:
-    """Cut keys into float32 tiles of exactly `size`, the last one padded with zeros.
+def _key_tiles(config: ModelConfig, keys: Tensor) -> list[Tensor]:
+    """Cut keys into float32 tiles of exactly `key_tile`, the last one padded with zeros.
 
     Tiles start at multiples of `size`, so a key is scored by the same kernel, at the same place,
     however long the prefix is.
     """
-    tiles = [tile.float() for tile in torch.split(keys, size)]
+    size = config.key_tile
+    tiles = [read_keys(config, tile) for tile in torch.split(keys, size)]
     missing = size - tiles[-1].shape[0]
     tiles[-1] = torch.nn.functional.pad(tiles[-1], (0, 0, 0, missing))
     return tiles

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -10,10 +12,14 @@ from engine_shim.reference.attention import attend, make_queries, make_rows, pro
 from engine_shim.reference.cache import KvCache
 from engine_shim.reference.collective import Collective, SingleProcess
 from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.index_rows import store_keys
 from engine_shim.reference.indexer import IndexQueries, project_index, select_rows, split_index
 from engine_shim.reference.ops import Rope, rms_norm
 from engine_shim.reference.tiles import map_tiles, tiles
 from engine_shim.reference.weights import LayerWeights, make_weights
+
+Select = Callable[[ModelConfig, IndexQueries, Tensor], Tensor]
+"""See `indexer.select_rows`."""
 
 
 class SparseModel:
@@ -27,12 +33,17 @@ class SparseModel:
     """
 
     def __init__(
-        self, config: ModelConfig, tp_rank: int = 0, collective: Collective | None = None
+        self,
+        config: ModelConfig,
+        tp_rank: int = 0,
+        collective: Collective | None = None,
+        select: Select = select_rows,
     ) -> None:
         """Make the weights of one rank.
 
         Args:   tp_rank: this rank; must be the collective's.
                 collective: the ranks of the engine; None for a single one.
+                select: which rows queries read; another one need not keep to the guarantees.
         Raises: ValueError naming what does not fit.
         """
         ranks = SingleProcess() if collective is None else collective
@@ -44,6 +55,7 @@ class SparseModel:
             )
         per_rank = config.num_heads // ranks.size
         self.config = config
+        self._select = select
         self._collective = ranks
         self._heads = slice(tp_rank * per_rank, (tp_rank + 1) * per_rank)
         self._weights = make_weights(config, self._heads)
@@ -71,7 +83,7 @@ class SparseModel:
             queries = self._write_rows(layer, weights, hidden, start, cache)
             if queries is not None:
                 keys = cache.index_keys(layer, start + tokens.shape[0])
-                selected = select_rows(self.config, queries, keys)
+                selected = self._select(self.config, queries, keys)
                 cache.selected(layer, selected)
             share = self._attention(layer, weights, hidden, start, selected, cache)
             cache.end_layer(layer)
@@ -112,7 +124,7 @@ class SparseModel:
         if weights.indexer is not None:
             projected = map_tiles(index_rows, hidden, start, config.query_tile)
             keys, queries = split_index(config, projected, start)
-            keys = keys.to(config.dtype)
+            keys = store_keys(config, keys)
         cache.write(layer, torch.arange(start, start + hidden.shape[0]), main, keys)
         cache.end_write(layer)
         return queries

@@ -14,8 +14,9 @@ from engine_shim.reference.collective import Collective
 from engine_shim.reference.config import ModelConfig
 from engine_shim.reference.engine_prefill import PrefillEngine
 from engine_shim.reference.hashing import hash_probe
+from engine_shim.reference.indexer import select_rows
 from engine_shim.reference.layouts import block_layout, ring_plan
-from engine_shim.reference.model import SparseModel
+from engine_shim.reference.model import Select, SparseModel
 from engine_shim.reference.rank_group import RankGroup
 from engine_shim.reference.ring_cache import SlotTensors
 from engine_shim.ring import device_layout
@@ -77,8 +78,9 @@ class PrefillWorker:
         collective: Collective,
         group: RankGroup,
         client_options: ClientOptions | None = None,
+        select: Select = select_rows,
     ) -> None:
-        """Attach to kvd and start the pipeline.
+        """Attach to kvd and start the pipeline; select: see `SparseModel`.
 
         Raises: KvdRefused, DeviceError, ValueError; nothing is left then.
         """
@@ -122,7 +124,7 @@ class PrefillWorker:
                 PipelineOptions(shard=0, contributes=rank == 0, shares_spans=size > 1),
             )
             self.pipeline = pipeline
-            model = SparseModel(config, rank, collective)
+            model = SparseModel(config, rank, collective, select)
             self.engine = PrefillEngine(
                 model,
                 self.client,

@@ -21,7 +21,11 @@ class SlotTensors:
         self.block_tokens = layout.block_tokens
         self._tensors = {
             (slot, area.part): rows_tensor(
-                view, offset + area.offset, rows, area.row_bytes, config.dtype
+                view,
+                offset + area.offset,
+                rows,
+                area.row_bytes,
+                config.index_storage if area.part == INDEXER else config.dtype,
             )
             for slot, (offset, kind) in enumerate(
                 zip(layout.slot_offsets, layout.slot_kinds, strict=True)

@@ -7,6 +7,9 @@ Order of one layer, and which hook of the engine says it:
     written        first hook after the write (`wait_for_layer_load`): saves and reads may start
     computed       attention over the buffer has ended (`save_kv_layer`)
 
+A draft layer is run once or more often, behind the others: it is announced the first time, and the
+computation lets go of its buffer at the end of the step, or when another draft layer needs it.
+
 A failure never raises into the engine's forward pass: the step goes on without touching a buffer
 (its writes are turned off), and its requests are reported.
 """
@@ -116,6 +119,8 @@ class WorkerSide:
         self._order: StepOrder | None = None
         self._failure: StepFailed | None = None
         self._gated = -1
+        self._drafts = frozenset(plan.draft_layers)
+        self._drafting: set[int] = set()
         self._is_open = False
         self._report = StepReport()
         self._bad_blocks: set[int] = set()
@@ -132,6 +137,7 @@ class WorkerSide:
         for attempt in order.forget:
             self._pipeline.forget(attempt)
         self._order, self._failure, self._gated = order, None, -1
+        self._drafting.clear()
         self._report, self._bad_blocks = StepReport(), set()
         for attempt, failure in order.doomed.items():
             self._blame(attempt, failure)
@@ -152,7 +158,8 @@ class WorkerSide:
         if not self._is_open or self._failure is not None:
             return self._failure is None
         if layer <= self._gated:
-            return True
+            return self._may_run_again(layer)
+        self._make_way(layer)
         try:
             self._pipeline.before_write(layer)
         except StepFailed as failure:
@@ -161,16 +168,38 @@ class WorkerSide:
         self._gated = layer
         return True
 
+    def _may_run_again(self, layer: int) -> bool:
+        """A gate may be asked again; but a draft layer's buffer may be another's by now."""
+        if layer in self._drafts and self._was_let_go(layer):
+            self._fail(StepFailed("layer_twice", f"draft layer {layer} shares its buffer"))
+        return self._failure is None
+
+    def _was_let_go(self, layer: int) -> bool:
+        slots = self._pipeline.ring.slot_of
+        later = (other for other in self._drafting if slots[other] == slots[layer])
+        return max(later, default=layer) > layer
+
+    def _make_way(self, layer: int) -> None:
+        """Let go of the buffer that another draft layer of this step has had until now."""
+        slots = self._pipeline.ring.slot_of
+        for other in self._drafting:
+            if slots[other] == slots[layer] and not self._was_let_go(other):
+                self._step(self._pipeline.computed, other)
+
     def written(self, layer: int) -> None:
         """The engine has written the layer's new rows."""
         if self._is_open and self._failure is None:
             if layer > self._gated:
                 raise AssertionError(f"layer {layer} was written before its gate was asked")
+            if layer in self._drafting:
+                return  # rows of guesses upon guesses: the next step writes them anew
+            if layer in self._drafts:
+                self._drafting.add(layer)
             self._step(self._pipeline.written, layer)
 
     def computed(self, layer: int) -> None:
         """The engine's attention over the layer has ended."""
-        if self._is_open and self._failure is None:
+        if self._is_open and self._failure is None and layer not in self._drafts:
             self._step(self._pipeline.computed, layer)
 
     def _step(self, call: Callable[[int], None], layer: int) -> None:
@@ -183,6 +212,9 @@ class WorkerSide:
         """The forward pass has ended, in whatever way."""
         if not self._is_open:
             return
+        for layer in sorted(self._drafting):
+            if self._failure is None and not self._was_let_go(layer):
+                self._step(self._pipeline.computed, layer)
         self._is_open = False
         if self._failure is None:
             try:
@@ -237,12 +269,20 @@ class WorkerSide:
         self._bad_blocks.update(failure.blocks)
 
     def take_report(self) -> StepReport | None:
-        """What became of the last step, None when there is nothing to say."""
+        """What became of the last step, None when there is nothing to say.
+
+        An engine that guesses tokens asks before it runs its draft layers, and carries the answer
+        when the step has ended: until then it is filled in.
+        """
+        if self._is_open:
+            return self._report
         report, self._report = self._report, StepReport()
         return report if report else None
 
     def take_bad_blocks(self) -> set[int]:
-        """Device blocks of the last step's failed requests."""
+        """Device blocks of the last step's failed requests; filled in as the report is."""
+        if self._is_open:
+            return self._bad_blocks
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 

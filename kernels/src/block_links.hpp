@@ -20,8 +20,8 @@ struct BlockLinks {
 // the blocks before it have been taken out then.
 std::vector<uint64_t> unlink_blocks(const BlockLinks& links, std::span<const int64_t> blocks);
 
-// Puts blocks start .. stop - 1, none of them in a queue, at the end of one. std::out_of_range unless
-// 0 <= start < stop <= blocks and the queue is one; nothing changes then.
+// Puts blocks start .. stop - 1, none of them in a queue, at the end of one. std::out_of_range
+// unless 0 <= start < stop <= blocks and the queue is one; nothing changes then.
 void link_range(const BlockLinks& links, uint64_t queue, uint64_t start, uint64_t stop);
 
 // Sets marks[block] to 1 for each block; returns whether any of them has a home. Of equal length.

@@ -59,5 +59,6 @@ void bind_mapping(nb::module_& module);
 void bind_ops(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_index(nb::module_& module);
+void bind_links(nb::module_& module);
 
 }  // namespace kvd

@@ -94,4 +94,5 @@ NB_MODULE(_host, module) {
   kvd::bind_ops(module);
   kvd::bind_gate(module);
   kvd::bind_index(module);
+  kvd::bind_links(module);
 }

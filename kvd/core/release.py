@@ -62,6 +62,7 @@ from kvd.core.slot import (
     released,
     settle,
     swap,
+    with_holds,
     without,
 )
 
@@ -128,7 +129,7 @@ def _acquired(slot: Slot, now: int, rules: Rules) -> Outcome:
 def _with_compute(slot: Slot, now: int, rules: Rules) -> Slot:
     executor = member_executor(slot.ref.member)
     limit = rules.timing.compute
-    return replace(slot, holds=(running(HoldKind.COMPUTE, COMPUTE_OWNER, executor, now, limit),))
+    return with_holds(slot, (running(HoldKind.COMPUTE, COMPUTE_OWNER, executor, now, limit),))
 
 
 def _written(slot: Slot, event: ev.Written, now: int, rules: Rules) -> Outcome:
@@ -144,12 +145,11 @@ def _written(slot: Slot, event: ev.Written, now: int, rules: Rules) -> Outcome:
         return slot, (ev.Ignore(slot.ref, "poisoned"),)
     if slot.is_free:
         slot = _with_compute(slot, now, rules)
-    executor = member_executor(slot.ref.member)
-    timing = rules.timing
+    executor, timing = member_executor(slot.ref.member), rules.timing
     armed = [running(HoldKind.SAVE, save.saver, executor, now, timing.save) for save in event.saves]
     armed += [offered(spec.read, now, timing) for spec in event.reads]
     saved = Saved.OPEN if event.saves else Saved.NONE
-    slot = replace(slot, holds=slot.holds + tuple(armed), armed=True, saved=saved)
+    slot = Slot(slot.ref, slot.holds + tuple(armed), True, saved, slot.poisoned)
     return slot, tuple(ev.OfferRead(slot.ref, spec.read) for spec in event.reads)
 
 

@@ -39,6 +39,7 @@ class ZmqPump:
         self._meter = meter
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        self._is_draining = False
         self.dropped = 0
 
     def start(self) -> None:
@@ -48,7 +49,8 @@ class ZmqPump:
         self._look_again()
 
     def _look_again(self) -> None:
-        if not self._scheduled and self._loop is not None:
+        # A drain looks again by itself before it ends.
+        if not (self._scheduled or self._is_draining) and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._again)
 
@@ -60,8 +62,13 @@ class ZmqPump:
         if self._loop is None:
             return
         before = time.thread_time_ns()
-        if self._take():
-            self._look_again()
+        self._is_draining = more = True
+        try:
+            more = self._take()
+        finally:
+            self._is_draining = False
+            if more:
+                self._look_again()
         self._meter.received_at = 0
         self._meter.add("frames", time.thread_time_ns() - before)
 

@@ -13,10 +13,10 @@ from kvd_kernels import _host, host
 STUB = Path(host.__file__).with_name("_host.pyi")
 
 
-def stub_names() -> dict[str, set[str]]:
+def stub_names(stub: Path = STUB) -> dict[str, set[str]]:
     """Map each class of the stub to its members, and "" to the module's functions and classes."""
     names: dict[str, set[str]] = {"": set()}
-    for node in ast.parse(STUB.read_text(encoding="utf-8")).body:
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             names[""].add(node.name)
         elif isinstance(node, ast.ClassDef):

@@ -11,6 +11,8 @@ from tests.mutants import (
     evict_mutants,
     hot_mutants,
     machine_mutants,
+    residency_mutants,
+    row_mutants,
     shim_mutants,
     slot_mutants,
     sum_mutants,
@@ -24,6 +26,8 @@ MUTANTS: Final = (
     *adoption_mutants.MUTANTS,
     *shim_mutants.MUTANTS,
     *hot_mutants.MUTANTS,
+    *residency_mutants.MUTANTS,
+    *row_mutants.MUTANTS,
     *sum_mutants.MUTANTS,
     *connector_mutants.MUTANTS,
 )

@@ -9,8 +9,30 @@ from tests.mutants.patches import Mutant
 SCHEDULER: Final = ("connector scheduler",)
 WORKER: Final = ("connector worker",)
 PIPELINE: Final = ("connector pipeline",)
+DRAFTS: Final = ("connector drafts",)
 
 MUTANTS: Final = (
+    Mutant(
+        "a draft layer lets go of its buffer before it has run for the last time",
+        "engine_shim.vllm.worker",
+        "self._failure is None and layer not in self._drafts:\n",
+        "self._failure is None:\n",
+        DRAFTS,
+    ),
+    Mutant(
+        "the report of a step that is asked for early is not of its drafts",
+        "engine_shim.vllm.worker",
+        "        if self._is_open:\n            return self._report\n",
+        "",
+        DRAFTS,
+    ),
+    Mutant(
+        "a draft layer runs again in a buffer that another has taken over",
+        "engine_shim.vllm.worker",
+        "        if layer in self._drafts and self._was_let_go(layer):\n",
+        "        if False:\n",
+        DRAFTS,
+    ),
     Mutant(
         "a slot is let go while the announcement of its saves is refused for another's load",
         "engine_shim.pipeline",

@@ -17,8 +17,8 @@ MUTANTS: Final = (
     Mutant(
         "a look-up does not keep what it found",
         POOL_OPS,
-        "        table.pin_all(found, request.key)\n",
-        "",
+        "        pinned = table.pin_all(found, request.key)\n",
+        "        pinned = dict.fromkeys(found)\n",
         ("room by example",),
     ),
     Mutant(

@@ -72,15 +72,15 @@ MUTANTS: Final = (
     Mutant(
         "rows that were never written are read",
         HOT,
-        "        self._require(request, group, given)\n",
-        "",
+        "            request.require(self.groups[group], group, given, self._options.track_rows)\n",
+        "            pass\n",
         ("hot machine",),
     ),
     Mutant(
         "rows are read while they are loaded",
         HOT,
-        "        request.loads.end(layer)\n",
-        "",
+        "            request.loads.end(layer)\n",
+        "            pass\n",
         ("hot machine",),
     ),
     Mutant(

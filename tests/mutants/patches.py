@@ -40,10 +40,19 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/vllm/test_scheduler_failures.py",
         ),
         "connector worker": ("tests/unit/engine_shim/vllm/test_worker_side.py",),
+        "connector drafts": ("tests/unit/engine_shim/vllm/test_worker_drafts.py",),
         "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
         "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
+        "row copies": ("tests/kernels/test_rows_copy.py",),
+        "rows far away": ("tests/kernels/test_rows_copy.py", "-k", "gib"),
+        "row attention": ("tests/kernels/test_rows_attention.py",),
+        "row scores": ("tests/kernels/test_rows_scores.py",),
+        "native books": ("tests/unit/engine_shim/test_hot_native.py",),
+        "residency operations": ("tests/kernels/test_residency_tables.py",),
+        "residency search": ("tests/kernels/test_residency_top_k.py",),
+        "residency machine": ("tests/stateful/test_residency_machine.py",),
     }
 )
 """Fast suites by name: what pytest is told to run."""

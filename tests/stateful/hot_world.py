@@ -7,7 +7,7 @@ load overwrites, differs from the dictionary. Loads can be made to fail or to ha
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +16,7 @@ from engine_shim.device import DeviceCode, DeviceError
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.hot import HoleError, HotBuffers, HotHandle, HotOptions, NoHotBufferError, Plan
 from engine_shim.hot_lending import has_ended
+from engine_shim.hot_residency import ClockResidency, Residency
 from engine_shim.testing import Fail, FaultyDevice, Hang, Link, OpInfo, Rule, VirtualDevice
 from kvd.plan.layout import RegionLayout
 
@@ -50,7 +51,7 @@ class Model:
 class HotWorld:
     """Every method acts on the buffers and the model, and asserts that they agree."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, books: Callable[[int], Residency] = ClockResidency) -> None:
         self.slots = slots
         layout = RegionLayout(LAYERS, BLOCKS_EACH * len(REQUESTS), BLOCK_TOKENS, ROW.size)
         self.clock = VirtualDevice({"hot": Link("hot", 1_000_000_000)})
@@ -61,7 +62,7 @@ class HotWorld:
         )
         self.device = FaultyDevice(self.clock, rules)
         self.region = MemfdMemory(layout.num_bytes, "region")
-        options = HotOptions(slots, SCRATCH, num_buffers=2, timeout_ns=TIMEOUT_NS)
+        options = HotOptions(slots, SCRATCH, num_buffers=2, timeout_ns=TIMEOUT_NS, residency=books)
         self.hot = HotBuffers(self.device, self.region.mapping, layout, GROUPS, options)
         self.open: dict[str, Model] = {}
         self.serial = 0

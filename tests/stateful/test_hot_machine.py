@@ -6,6 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine_shim.hot_native import NativeBooks
+from engine_shim.hot_residency import ClockResidency
 from tests.stateful.hot_world import (
     LAYERS,
     MAX_TOKENS,
@@ -32,10 +34,14 @@ class HotMachine(RuleBasedStateMachine):
         model = self.world.open.get(name)
         return model is not None and not model.is_preempted
 
-    @initialize(slots=st.sampled_from(SLOT_COUNTS), prompt=st.integers(0, 12))
-    def begin(self, slots: int, prompt: int) -> None:
+    @initialize(
+        slots=st.sampled_from(SLOT_COUNTS),
+        prompt=st.integers(0, 12),
+        is_native=st.booleans(),
+    )
+    def begin(self, slots: int, prompt: int, is_native: bool) -> None:
         self.world.close()
-        self.world = HotWorld(slots)
+        self.world = HotWorld(slots, NativeBooks() if is_native else ClockResidency)
         self.world.open_request(REQUESTS[0])
         if prompt:
             self.world.land(REQUESTS[0], prompt)

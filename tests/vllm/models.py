@@ -75,6 +75,7 @@ _SIGMOID: Final[Mapping[str, Any]] = MappingProxyType(
 _SPARSE: Final[Mapping[str, Any]] = MappingProxyType(
     {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
 )
+_DRAFT: Final[Mapping[str, Any]] = MappingProxyType({"num_nextn_predict_layers": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,15 @@ class Recipe:
 
     `family` begins the names of its classes in transformers; `config` are the arguments of its
     configuration, `added` what is put into config.json beside those, for vLLM; `spread` is the
-    standard deviation of every weight that is neither a norm nor a bias.
+    standard deviation of every weight that is neither a norm nor a bias. With `has_draft` a layer
+    behind the last guesses tokens (MTP): transformers does not know it, vLLM loads it when asked.
     """
 
     family: str
     config: Mapping[str, Any]
     spread: float
     added: Mapping[str, Any]
+    has_draft: bool = False
 
 
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
@@ -100,9 +103,16 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         "deepseek_v3": Recipe("DeepseekV3", _LATENT, 0.12, _SIGMOID),
         "deepseek_v32": Recipe("DeepseekV32", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
         "glm_moe_dsa": Recipe("GlmMoeDsa", {**_LATENT, **_SPARSE}, 0.12, _SIGMOID),
+        "deepseek_v3_mtp": Recipe("DeepseekV3", _LATENT, 0.12, {**_SIGMOID, **_DRAFT}, True),
+        "deepseek_v32_mtp": Recipe(
+            "DeepseekV32", {**_LATENT, **_SPARSE}, 0.12, {**_SIGMOID, **_DRAFT}, True
+        ),
     }
 )
-"""The models by name: two with dense attention, two with MLA, two with sparse attention (DSA)."""
+"""The models by name: two with dense attention, two with MLA, two with sparse attention (DSA).
+
+Those with a draft layer have the weights of their namesakes besides.
+"""
 
 
 def model(name: str, **changes: Any) -> Path:
@@ -129,12 +139,29 @@ def write(name: str, into: Path, **changes: Any) -> None:
     """Write a model's weights, configuration and tokenizer into a directory."""
     # Imported here: who lists the names or finds a made model needs none of it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     recipe = RECIPES[name]
-    arguments = {**recipe.config, **changes}
+    made = _weights(recipe, {**recipe.config, **changes})
+    if recipe.has_draft:
+        longer = {**recipe.config, **changes, "num_hidden_layers": NUM_LAYERS + 1}
+        state = {**made.state_dict(), **_draft_layer(_weights(recipe, longer).state_dict())}
+        made.save_pretrained(into, state_dict=state)
+    else:
+        made.save_pretrained(into)
+    of_demo.byte_tokenizer(chat_template=CHAT_TEMPLATE).save_pretrained(into)
+    path = into / "config.json"
+    told = json.loads(path.read_text(encoding="utf-8"))
+    told.update(recipe.added)
+    path.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _weights(recipe: Recipe, arguments: Mapping[str, Any]) -> Any:
+    """Return a model of transformers with the weights of a recipe."""
+    import torch
+    import transformers
+
     config = getattr(transformers, f"{recipe.family}Config")(**arguments)
     with torch.no_grad():
         made = getattr(transformers, f"{recipe.family}ForCausalLM")(config).to(torch.float32)
@@ -142,12 +169,32 @@ def write(name: str, into: Path, **changes: Any) -> None:
             if "norm" not in key and "bias" not in key:
                 generator = torch.Generator().manual_seed(_seed(key))
                 weight.normal_(0.0, recipe.spread, generator=generator)
-    made.save_pretrained(into)
-    of_demo.byte_tokenizer(chat_template=CHAT_TEMPLATE).save_pretrained(into)
-    path = into / "config.json"
-    told = json.loads(path.read_text(encoding="utf-8"))
-    told.update(recipe.added)
-    path.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return made
+
+
+def _draft_layer(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of the draft layer of a model whose last layer is to be it.
+
+    It takes the main model's hidden state nearly as it is, and so guesses that the last token comes
+    again: now and then that is right.
+    """
+    import torch
+
+    prefix = f"model.layers.{NUM_LAYERS}."
+    head, table = state["lm_head.weight"], state["model.embed_tokens.weight"]
+    width = head.shape[1]
+    made = {key: 0.2 * it for key, it in state.items() if key.startswith(prefix)}
+    norms = {key: torch.ones_like(it) for key, it in made.items() if "norm" in key}
+    ones = {f"{prefix}{name}.weight": torch.ones(width) for name in ("enorm", "hnorm")}
+    return {
+        **made,
+        **norms,
+        **ones,
+        f"{prefix}shared_head.norm.weight": torch.ones(width),
+        f"{prefix}eh_proj.weight": torch.cat((torch.zeros(width, width), torch.eye(width)), 1),
+        f"{prefix}shared_head.head.weight": head.clone(),
+        f"{prefix}embed_tokens.weight": table.clone(),
+    }
 
 
 def _seed(key: str) -> int:

@@ -183,6 +183,30 @@ def test_busy_is_waited_out_and_nothing_is_lost(connect: Connect, kvd: FakeKvd) 
     assert client.statistics().events_resent > 0
 
 
+def test_an_acquire_that_nothing_follows_arrives_by_itself(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    client.slots.acquire(0)
+    until(lambda: kvd.seen == [AcquiredItem(0, 0)])
+    client.slots.acquire(1)
+    until(lambda: len(kvd.seen) == 2)
+
+
+def test_flush_waits_for_no_company(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    tenancy = client.slots.acquire(0)
+    client.slots.written(tenancy, 1)
+    client.flush()
+    assert kvd.seen == [AcquiredItem(0, 0), WrittenItem(0, 0, 1)]
+
+
+def test_events_that_ride_leave_room_for_others(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect(num_slots=8, events_max=1)
+    for slot in range(8):
+        client.slots.acquire(slot)
+    settled(client)
+    assert [item.slot for item in kvd.seen] == list(range(8))
+
+
 def test_what_waits_goes_out_in_one_batch(connect: Connect, kvd: FakeKvd) -> None:
     client = connect(num_slots=64, window=1, resend_s=60.0)
     held = kvd.silent_on(msg.Events)

@@ -8,7 +8,8 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.client.events import EventStream, Ticket
+from engine_shim.client.events import EventStream
+from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import ComputedItem
 
 ITEMS = 12

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from engine_shim.client.events import EventStream, Ticket
+from engine_shim.client.events import RIDE_NS, EventStream
+from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import ComputedItem, SlotItem
 
 SECOND = 1_000_000_000
@@ -274,3 +275,58 @@ def test_waiter_is_woken_by_the_acknowledgement() -> None:
         assert stream.seen(1, 1, ["poisoned"])
     sleeper.join()
     assert codes == ["poisoned"]
+
+
+def ride(stream: EventStream, number: int, now: int = 0) -> Ticket:
+    return stream.append_riding([item(number)], [SIZE], now, lambda: None)
+
+
+def test_riding_item_goes_with_the_next_one_in_order() -> None:
+    stream = made()
+    ride(stream, 1)
+    assert not stream.is_due(0)
+    post(stream, 2)
+    assert stream.take(1, 0, ALL).items == [item(1), item(2)]
+    ride(stream, 3)
+    assert not stream.is_due(0)
+
+
+def test_riding_item_goes_alone_when_nothing_takes_it_along() -> None:
+    stream = made()
+    ride(stream, 1)
+    ride(stream, 2, RIDE_NS - 1)
+    assert stream.next_due() == RIDE_NS
+    stream.tick(RIDE_NS - 1)
+    assert not stream.is_due(RIDE_NS - 1)
+    stream.tick(RIDE_NS)
+    assert stream.take(1, RIDE_NS, ALL).items == [item(1), item(2)]
+    assert stream.next_due() == RIDE_NS + RESEND
+
+
+def test_riding_item_that_went_along_is_sent_again_by_itself() -> None:
+    stream = made()
+    post(stream, 1)
+    ride(stream, 2)
+    stream.take(1, 0, ALL)
+    assert stream.next_due() == RESEND
+    stream.tick(RESEND)
+    assert stream.take(2, RESEND, ALL).items == [item(1), item(2)]
+
+
+def test_whoever_waits_for_a_riding_item_sends_it() -> None:
+    stream = made()
+    pushes: list[bool] = []
+    ticket = stream.append_riding([item(1)], [SIZE], 0, lambda: pushes.append(stream.push()))
+    assert ticket.wait(0) == "deadline_exceeded"
+    assert pushes == [True]
+    assert stream.take(1, 0, ALL).items == [item(1)]
+    assert not stream.push()
+
+
+def test_riding_item_goes_by_itself_after_a_reconnect() -> None:
+    stream = made()
+    ride(stream, 1)
+    stream.close()
+    assert stream.next_due() is None
+    stream.resume(0, ITEMS)
+    assert stream.is_due(0)

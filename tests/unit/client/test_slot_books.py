@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import Ticket
 from engine_shim.client.slots import TENANCIES_KEPT, SlotBooks, SlotUse, Tenancy
+from engine_shim.client.tickets import Ticket
 from kvd.wire.gate_layout import STATE_FREE, STATE_HELD, make_word
 from kvd.wire.messages import SlotAnnounce
 from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem, WrittenItem

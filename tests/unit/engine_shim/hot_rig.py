@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine_shim.device import Device
 from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.hot import HotBuffers, HotHandle, HotOptions, Plan
+from engine_shim.hot_native import NativeBooks
+from engine_shim.hot_residency import Residency
 from engine_shim.testing import FaultyDevice, Rule
 from kvd.plan.layout import RegionLayout
 
@@ -30,6 +32,7 @@ class HotRig:
         queue_max: int = 100,
         track_rows: bool = False,
         writes_region: bool = True,
+        books: Callable[[int], Residency] | None = None,
     ) -> None:
         self.layout = layout or RegionLayout(3, 20, 4, ROW_BYTES)
         self.device: Device = CpuDevice(queue_max=queue_max, submit_timeout_ns=20 * MS)
@@ -37,7 +40,13 @@ class HotRig:
             self.device = FaultyDevice(self.device, rules)
         self.region = MemfdMemory(self.layout.num_bytes, "region")
         options = HotOptions(
-            slots, 8, 2, timeout_ns, track_rows=track_rows, writes_region=writes_region
+            slots,
+            8,
+            2,
+            timeout_ns,
+            track_rows=track_rows,
+            writes_region=writes_region,
+            residency=books or NativeBooks(),
         )
         self.hot = HotBuffers(self.device, self.region.mapping, self.layout, GROUPS, options)
         self.slots = slots

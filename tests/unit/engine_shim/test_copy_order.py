@@ -73,3 +73,14 @@ def test_open_saves_are_counted() -> None:
     order.save_begins()
     order.save_ended()
     assert order.saves_open == 1
+
+
+def test_whoever_closes_waits_for_open_saves() -> None:
+    order = CopyOrder()
+    assert order.wait_for_saves(0.0)
+    order.save_begins()
+    assert not order.wait_for_saves(0.0)
+    saver = threading.Thread(target=order.save_ended)
+    saver.start()
+    assert order.wait_for_saves(LONG)
+    saver.join(LONG)

@@ -11,13 +11,14 @@ import pytest
 from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.hot import HoleError, HotBuffers, HotOptions, NoHotBufferError
+from engine_shim.hot_residency import ClockResidency
 from kvd.plan.layout import RegionLayout
 from tests.unit.engine_shim.hot_rig import GROUPS, ROW_BYTES, SECOND, HotRig
 
 
-@pytest.fixture
-def world() -> Iterator[HotRig]:
-    made = HotRig()
+@pytest.fixture(params=[None, ClockResidency], ids=["native", "python"])
+def world(request: pytest.FixtureRequest) -> Iterator[HotRig]:
+    made = HotRig(books=request.param)
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ WAIT_S = 10.0
 def make() -> Iterator[Make]:
     made: list[Engine] = []
 
-    def build(rules: Sequence[Rule] = (), **options: int) -> Engine:
+    def build(rules: Sequence[Rule] = (), **options: Any) -> Engine:
         made.append(Engine(rules, **options))
         return made[-1]
 

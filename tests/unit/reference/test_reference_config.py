@@ -52,6 +52,12 @@ def test_row_bytes(dtype: torch.dtype, size: int) -> None:
     assert config.token_bytes == (5 * 576 + 2 * 32) * size
 
 
+def test_a_float8_index_key_has_a_scale_behind_it() -> None:
+    config = ModelConfig(index_dim=128, index_fp8=True)
+    assert (config.index_row_bytes, config.index_elements) == (132, 132)
+    assert config.index_storage == torch.uint8
+
+
 def test_layers_follow_the_indexer_before_them() -> None:
     config = ModelConfig(num_layers=5, index_layers=(0, 3))
     assert [config.index_layer_of(layer) for layer in range(5)] == [0, 0, 0, 3, 3]

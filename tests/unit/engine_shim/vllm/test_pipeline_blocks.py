@@ -233,6 +233,13 @@ def test_of_a_failed_request_nothing_more_is_saved(make: Make) -> None:
     assert engine.worker.pipeline.figures().saved_bytes - saved == 6 * ROW * LAYERS
 
 
+class _Unheard(Ticket):
+    """An answer for which a step waits in vain, although its save goes on."""
+
+    def then(self, call: Callable[[], None]) -> None:
+        call()
+
+
 def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +249,7 @@ def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
 
     def unheard(*args: object, **more: object) -> Ticket:
         written(*args, **more)  # type: ignore[arg-type]
-        return Ticket(threading.Lock(), 1)
+        return _Unheard(threading.Lock(), 1)
 
     monkeypatch.setattr(engine.kvd.slots, "written", unheard)
     pooled = engine.admit("a", TEXT)

@@ -80,6 +80,7 @@ class Engine:
         self.pool = RequestPool(self.kvd, TOKENS)
         self.gate = "before"
         self.skipped: tuple[int, ...] = ()
+        self.again: tuple[int, ...] = ()
         self.before_layer: Callable[[int], None] = lambda layer: None
         self.wrong: list[str] = []
 
@@ -104,7 +105,7 @@ class Engine:
         self.wrong = []
         self.worker.begin(StepOrder(requests, **order))  # type: ignore[arg-type]
         writes = True
-        for layer in range(LAYERS):
+        for layer in (*range(LAYERS), *self.again):
             if layer in self.skipped:
                 continue
             self.before_layer(layer)

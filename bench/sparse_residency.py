@@ -1,0 +1,317 @@
+"""Cases of bench.sparse: selection and residency.
+
+Cold means the tables of 16 requests and 21 layers in turn, as a decode step visits them; warm means
+one table again and again. Baselines see the same selections, one call after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from bench.report import Better, Row, compare, measure
+from bench.sparse_baselines import Baselines, Floats, Ints, LruScan, TorchResidency, address_of
+from bench.sparse_traces import DrawnTrace, load_trace
+from kvd_kernels.residency import QUERIES_MAX, HotStep, HotTables, figures_of
+
+K: Final = 2048
+COLD: Final = 16 * 21
+CONTEXT: Final = 131_072
+MILLION: Final = 1 << 20
+SETTLING: Final = 2  # steps of the trace before the first that counts
+OVERLAPS: Final = (0.6, 0.8, 0.95)
+SCORES_BYTES: Final = 96 << 20  # more than any L2
+SEARCHES: Final = ((32_768, None), (CONTEXT, 3.3), (MILLION, 1.8))
+"""Context, and how many reads of the scores `lim` may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape of tables and selections."""
+
+    slots: int
+    context: int = CONTEXT
+    overlap: float = 0.8
+    queries: int = 1
+    tables: int = COLD
+    rounds: int = 3
+
+    @property
+    def name(self) -> str:
+        """What is measured."""
+        how = "cold" if self.tables > 1 else "warm"
+        queries = "" if self.queries == 1 else f" {self.queries} queries"
+        return f"{how} {self.context // 1024}k/{self.slots} overlap {self.overlap}{queries}"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Microseconds of each step: ours, and those of a scan for each query; shares missed."""
+
+    ours: list[float]
+    scan: list[float]
+    missed: float
+
+
+def micros(call: Callable[[], object]) -> float:
+    """Return the microseconds that a call takes."""
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1000
+
+
+def absolute(case: str, samples: Sequence[float], target_us: float) -> Row:
+    """Return a figure with its target, which nothing judges: it depends on the machine."""
+    return replace(measure(case, "time", samples, unit="us"), target=target_us)
+
+
+class Runner:
+    """Tables of one case, ours and the baseline's, filled as they are after a long time."""
+
+    def __init__(self, case: Case, baselines: Baselines) -> None:
+        self._case = case
+        self._tables = HotTables(case.tables, case.slots, case.context)
+        self._step = HotStep(case.queries, K)
+        self._selection = np.asarray(self._step.selection)
+        self._places = np.empty(K, np.int32)
+        marks = baselines.marks(case.context)
+        self._scans = [
+            [baselines.scan(case.slots, marks) for _ in range(case.queries)]
+            for _ in range(case.tables)
+        ]
+        seeds = range(case.tables)
+        self._traces = [DrawnTrace(case.context, K, case.overlap, seed) for seed in seeds]
+        for table, trace in enumerate(self._traces):
+            for some in trace.settled(case.slots):
+                self._ours(table, [some])
+                self._scan(self._scans[table], [some] * case.queries)
+
+    def run(self) -> Samples:
+        """Run a drawn trace through every table."""
+        case, steps = self._case, SETTLING + self._case.rounds
+        drawn = [[trace.step(case.queries) for _ in range(steps)] for trace in self._traces]
+        ours, scan, loads, given = list[float](), list[float](), 0, 0
+        for step in range(steps):
+            for table in range(case.tables):
+                selections = drawn[table][step]
+                spent = self._ours(table, selections), self._scan(self._scans[table], selections)
+                if step < SETTLING:
+                    continue
+                ours.append(spent[0])
+                scan.append(spent[1])
+                sizes = figures_of(self._step)
+                loads, given = loads + sizes.loads + sizes.scratch, given + sizes.positions
+        assert self._tables.check(0) == []
+        return Samples(ours, scan, loads / given)
+
+    def _ours(self, table: int, selections: Sequence[Ints]) -> float:
+        for query, selection in enumerate(selections):
+            self._selection[query, : len(selection)] = selection
+            self._step.counts[query] = len(selection)
+        tables, step, queries = self._tables, self._step, len(selections)
+
+        def select() -> None:
+            tables.begin_step(table)
+            step.select(tables, table, queries)
+
+        return micros(select)
+
+    def _scan(self, scans: Sequence[LruScan], selections: Sequence[Ints]) -> float:
+        places = address_of(self._places)
+        given = [(address_of(selection), len(selection)) for selection in selections]
+
+        def walk() -> None:
+            for scan, (selected, count) in zip(scans, given, strict=True):
+                scan.step(selected, count, places)
+
+        return micros(walk)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what this part can be told."""
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="also recorded selections; see sparse_traces.py"
+    )
+
+
+def cases(arguments: argparse.Namespace) -> list[Row]:
+    """Measure everything of this part."""
+    with tempfile.TemporaryDirectory() as folder:
+        baselines = Baselines(Path(folder))
+        rows = [call_overhead(), table_bytes()]
+        rows += by_slots(baselines)
+        rows += by_overlap(baselines)
+        rows += merged_queries(baselines)
+        rows += hit_rates(baselines, arguments.trace)
+        rows += [search(baselines, context, most) for context, most in SEARCHES]
+    return [*rows, beside_torch()]
+
+
+def lower(
+    case: str, ours: Sequence[float], base: Sequence[float], most: float | None, unit: str = "us"
+) -> Row:
+    """Return a figure beside its baseline; the ratio is to be `most` at most."""
+    what = "time" if unit == "us" else "missed"
+    return compare(case, what, ours, base, unit=unit, target=most, better=Better.LOWER)
+
+
+def call_overhead() -> Row:
+    """What a call costs that has nothing to do."""
+    tables, step = HotTables(1, 4096, CONTEXT), HotStep(1, K)
+    calls = 2000
+    samples = []
+    for _ in range(50):
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            step.select(tables, 0, 1)
+        samples.append((time.perf_counter_ns() - began) / 1000 / calls)
+    return absolute("native call on registered arrays", samples, 0.2)
+
+
+def table_bytes() -> Row:
+    """What a table takes for each position, beside what it takes for each slot."""
+    small, large = (HotTables(1, 4096, context).table_bytes for context in (CONTEXT, MILLION))
+    share = (large - small) / (MILLION - CONTEXT)
+    return measure("table", "bytes per position", [share], unit="B", target=4, better=Better.LOWER)
+
+
+def by_slots(baselines: Baselines) -> list[Row]:
+    """The same selections in hot buffers of several sizes, and in a longer context."""
+    rows, ours = list[Row](), dict[int, list[float]]()
+    for slots in (4096, 8192, 16_384, 32_768):
+        case = Case(slots)
+        samples = Runner(case, baselines).run()
+        ours[slots] = samples.ours
+        rows.append(absolute(case.name, samples.ours, 16 if slots <= 8192 else 25))
+        bound = 1 / 3.5 if slots == 32_768 else None
+        rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, bound))
+    rows.append(lower("cold 32768 / 4096 slots", ours[32_768], ours[4096], 1.15))
+    longer = Case(4096, MILLION)
+    samples = Runner(longer, baselines).run()
+    rows.append(absolute(longer.name, samples.ours, 25))
+    rows.append(lower("cold 1M / 128k context", samples.ours, ours[4096], 1.3))
+    warm = Case(4096, tables=1, rounds=400)
+    rows.append(absolute(warm.name, Runner(warm, baselines).run().ours, 9))
+    return rows
+
+
+def by_overlap(baselines: Baselines) -> list[Row]:
+    """Selections that change more or less from step to step."""
+    rows = []
+    for overlap in OVERLAPS:
+        case = Case(4096, overlap=overlap)
+        samples = Runner(case, baselines).run()
+        rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, None))
+        rows.append(measure(case.name, "missed", [100 * samples.missed], unit="%"))
+    return rows
+
+
+def merged_queries(baselines: Baselines) -> list[Row]:
+    """Four speculative positions: merged into one step, against a scan for each."""
+    rows = []
+    for slots, bound in ((4096, 1 / 2.5), (16_384, 1 / 4)):
+        case = Case(slots, queries=4)
+        samples = Runner(case, baselines).run()
+        name = f"{case.name} / LRU-list scan of each"
+        rows.append(lower(name, samples.ours, samples.scan, bound))
+    return rows
+
+
+def hit_rates(baselines: Baselines, recorded: Path | None) -> list[Row]:
+    """Misses beside those of exact LRU, in percent, on drawn traces and on recorded ones."""
+    found: list[tuple[str, int, list[list[Ints]]]] = []
+    for overlap in OVERLAPS:
+        trace = DrawnTrace(CONTEXT, K, overlap, 5)
+        drawn = [trace.step() for _ in range(150)]
+        found += [(f"overlap {overlap}", slots, drawn) for slots in (4096, 8192)]
+    drawn = [trace.step(4) for _ in range(150)]
+    found.append((f"overlap {overlap} 4 queries", 8192, drawn))
+    if recorded is not None:
+        steps = [list(step) for step in load_trace(recorded).steps]
+        found += [(f"recorded {recorded.name}", slots, steps) for slots in (2048, 4096, 8192)]
+    return [misses_row(baselines, name, slots, steps) for name, slots, steps in found]
+
+
+def misses_row(baselines: Baselines, name: str, slots: int, steps: list[list[Ints]]) -> Row:
+    """Return the share of the distinct positions that is missed, ours and exact LRU's."""
+    queries, k = len(steps[0]), max(len(row) for step in steps for row in step)
+    tables, step, lru = HotTables(1, slots), HotStep(queries, k), baselines.lru(slots, MILLION)
+    ours, least, positions = 0, 0, 0
+    for number, selections in enumerate(steps):
+        tables.begin_step(0)
+        for query, selection in enumerate(selections):
+            np.asarray(step.selection)[query, : len(selection)] = selection
+            step.counts[query] = len(selection)
+        step.select(tables, 0, queries)
+        missed = lru.misses(np.unique(np.concatenate(selections)))
+        if number >= len(steps) // 4:  # the buffers have filled by then
+            sizes = figures_of(step)
+            ours += sizes.loads + sizes.scratch
+            least, positions = least + missed, positions + sizes.positions
+    shares = [100 * ours / positions], [100 * least / positions]
+    return lower(f"{slots} slots {name} / exact LRU", *shares, 1.3, "%")
+
+
+def drawn_scores(context: int) -> Floats:
+    """Return [P, queries, context] scores, more of them than a cache holds."""
+    rows = max(2, SCORES_BYTES // (4 * context * QUERIES_MAX))
+    draw = np.random.default_rng(9)
+    return draw.standard_normal((rows, QUERIES_MAX, context), dtype=np.float32)
+
+
+def search(baselines: Baselines, context: int, most: float | None) -> Row:
+    """Scores to winner codes, against one pass over as many scores; neither is in a cache."""
+    scores = drawn_scores(context)
+    steps = [HotStep(QUERIES_MAX, K, scores=rows) for rows in scores]
+    tables = HotTables(len(steps), 4096, context)
+    ours, reads = list[float](), list[float]()
+    for turn in range(3):
+        for table, step in enumerate(steps):
+            tables.begin_step(table)
+            for query in range(QUERIES_MAX):
+                lim = partial(step.lim, tables, table, query, context, K)
+                other = scores[table - len(steps) // 2, query]
+                spent = micros(lim), micros(partial(baselines.read, other))
+                if turn > 0:  # the first has no threshold to carry
+                    ours.append(spent[0])
+                    reads.append(spent[1])
+    return lower(f"lim {context // 1024}k / reading the scores", ours, reads, most)
+
+
+def beside_torch() -> Row:
+    """Scores to places: ours, and the same from torch operations."""
+    torch.set_num_threads(1)
+    scores, slots = drawn_scores(CONTEXT), 4096
+    steps = [HotStep(QUERIES_MAX, K, scores=rows) for rows in scores]
+    tables = HotTables(len(steps) * QUERIES_MAX, slots, CONTEXT)
+    books = [TorchResidency(slots, CONTEXT) for _ in range(tables.num_tables)]
+    ours, theirs = list[float](), list[float]()
+
+    def native(step: HotStep, table: int) -> None:
+        tables.begin_step(table)
+        step.top_k(0, CONTEXT, K)
+        step.select(tables, table, 1)
+
+    def in_torch(row: Floats, table: int) -> None:
+        best = torch.topk(torch.from_numpy(row), K, sorted=False).indices
+        books[table].step(best)
+
+    for turn in range(3):
+        for table, step in enumerate(steps):
+            spent = (
+                micros(partial(native, step, table)),
+                micros(partial(in_torch, scores[table, 0], table)),
+            )
+            if turn > 0:
+                ours.append(spent[0])
+                theirs.append(spent[1])
+    return lower("top_k and select 128k / torch", ours, theirs, 1 / 8)

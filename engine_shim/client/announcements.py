@@ -1,0 +1,116 @@
+"""Announcing what a tenancy's rows will be copied to, until kvd keeps both ends of the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engine_shim.client.errors import KvdRefused
+from engine_shim.client.gate_waits import GateWaits
+from engine_shim.client.options import left_s
+from engine_shim.client.slots import Tenancy, misused
+from engine_shim.client.tickets import Ticket
+from kvd.wire.slot_items import ReadItem, SaveItem, SlotItem, WrittenItem
+
+RETRY_MIN_S: Final = 0.001
+RETRY_MAX_S: Final = 0.05
+"""Pauses between two attempts at a span: to load what is being saved, to save what is loaded."""
+
+SPAN_BUSY: Final = "span_busy"
+
+AGAIN: Final = frozenset({SPAN_BUSY, "span_unwritten"})
+
+
+class Announcements(GateWaits):
+    """Part of `SlotDesk`."""
+
+    def written(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        saves: Sequence[SaveItem] = (),
+        reads: Sequence[ReadItem] = (),
+        deadline_s: float | None = None,
+    ) -> Ticket:
+        """The rows are final; all saves and reads of the tenancy start to be owed now.
+
+        Every saver named here must be reported by `save_ended`, even if it never starts; before
+        it copies it asks `save_started`.
+
+        Raises: KvdRefused; nothing is owed: tenancy_misused, frame_malformed, frame_too_large,
+            busy, unreachable, closed, process_forked,
+            pool_lost: the target blocks are of an earlier life of kvd (report without saves).
+        """
+        core = self._core
+        item = WrittenItem(tenancy.slot, tenancy.epoch, layer, list(saves), list(reads))
+        sizes = self._checked(item)
+        core.await_event_room(self._end(deadline_s))
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            core.books.check_written(use, saves)
+            if saves and tenancy.generation != core.generation:
+                raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
+            ticket = core.post([item], sizes, rides=not (saves or reads))
+            core.books.write(use, item, ticket)
+        if saves or reads:
+            core.send()
+        return ticket
+
+    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
+        """Wait until kvd has answered `written`; say it again while others load the same spans.
+
+        Ranks that share spans need it, before `computed`: one saves what another still loads.
+
+        Returns: the last answer, a refusal or the end of the time included.
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        end, pause_s = self._end(deadline_s), RETRY_MIN_S
+        with core.lock:
+            use = core.books.use_of(tenancy)
+        while use.armed is not None and use.announced is not None:
+            if use.armed.wait(left_s(end)) != SPAN_BUSY or left_s(end) <= pause_s:
+                return use.armed
+            sizes = self._checked(use.announced)
+            with core.lock:
+                core.changed.wait(pause_s)
+                if core.books.use_of(tenancy) is not use or tenancy.generation != core.generation:
+                    return use.armed
+                use.armed = core.post([use.announced], sizes)
+                core.room.notify_all()
+            core.send()
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+        raise misused(tenancy, "it was not written")
+
+    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
+        """Wait until kvd keeps both ends of this save for us; then its copy may start.
+
+        Raises: KvdRefused; do not copy, report `save_ended` with ok=False: tenancy_misused,
+            deadline_exceeded, unreachable, closed,
+            pool_lost: the target blocks are of an earlier life of kvd;
+            what kvd answered to `written` (block_not_reserved, block_poisoned ...).
+        """
+        core, end = self._core, self._end(deadline_s)
+        core.check_process()
+        what, code = f"the save of slot {tenancy.slot} by {saver}", SPAN_BUSY
+        while code == SPAN_BUSY:
+            with core.lock:
+                use = core.books.use_of(tenancy)
+                core.books.save_of(use, saver)
+                armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
+            assert armed is not None
+            code = armed.wait(left_s(end))
+            if is_last:
+                break
+            with core.lock:
+                if code == SPAN_BUSY and use.armed is armed and use.is_computing:
+                    core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
+        if code:
+            raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
+        with core.lock:
+            if tenancy.generation != core.generation:
+                raise KvdRefused("pool_lost", what=what)
+
+    def _checked(self, item: SlotItem) -> list[int]:
+        self._core.check_process()
+        return self._core.sizes_of([item])

@@ -1,0 +1,127 @@
+"""What hot buffers cost and save, by group of layers: counted always, timed now and then.
+
+Counts come from the books for nothing. Times are taken in one step of `SAMPLED_EVERY`: then the
+clock is read around the books, around the wait for loads, and, by two calls in the copying stream,
+around the copies themselves. The share of a copy that was hidden behind other work is
+
+    overlap = 1 - waited / copied
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from engine_shim.device import DeviceError
+from engine_shim.hot_residency import HotStatistics
+
+SAMPLED_EVERY: Final = 16
+SAMPLED_STEP: Final = 4  # not one of the first: these fill the buffer
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """One group of layers, all requests.
+
+    rows:       what became of the rows that were selected.
+    steps:      begun; sampled: of these, the ones that were timed.
+    managed_ns: time in the books, of the sampled steps; likewise
+    waited_ns:  time that compute waited for loads,
+    copied_ns:  time that loads took in their stream.
+    """
+
+    rows: HotStatistics
+    steps: int
+    sampled: int
+    managed_ns: int
+    waited_ns: int
+    copied_ns: int
+
+
+@dataclass(slots=True)
+class GroupMeter:
+    """The times of one group; `copied_ns` is added to by the thread of the copying stream."""
+
+    steps: int = 0
+    sampled: int = 0
+    is_sampled: bool = False
+    managed_ns: int = 0
+    waited_ns: int = 0
+    copied_ns: int = 0
+    past: HotStatistics = field(default_factory=HotStatistics)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.is_sampled = self.steps % SAMPLED_EVERY == SAMPLED_STEP
+        self.sampled += self.is_sampled
+        self.steps += 1
+
+    @contextmanager
+    def managing(self) -> Iterator[None]:
+        """Time what is done in the books, if the step is timed."""
+        if not self.is_sampled:
+            yield
+            return
+        started = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.managed_ns += time.perf_counter_ns() - started
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time a wait for loads, if the step is timed."""
+        if not self.is_sampled:
+            yield
+            return
+        started = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.waited_ns += time.perf_counter_ns() - started
+
+    def copy_timer(self) -> CopyTimer | None:
+        """What times a copy of this step, None when it is not timed."""
+        return CopyTimer(self) if self.is_sampled else None
+
+    def figures(self, rows: HotStatistics) -> GroupFigures:
+        """Return the figures; rows: of the requests that are open."""
+        return GroupFigures(
+            self.past + rows,
+            self.steps,
+            self.sampled,
+            self.managed_ns,
+            self.waited_ns,
+            self.copied_ns,
+        )
+
+
+class CopyTimer:
+    """Two functions for the stream of a copy: one before it, one behind it."""
+
+    def __init__(self, meter: GroupMeter) -> None:
+        """meter: gets the time between the two, unless one of them is told of a failure."""
+        self._meter = meter
+        self._started = 0
+
+    @property
+    def before(self) -> Callable[[DeviceError | None], None]:
+        """To be called when the copy begins."""
+        return partial(self._mark, False)
+
+    @property
+    def behind(self) -> Callable[[DeviceError | None], None]:
+        """To be called when it has ended."""
+        return partial(self._mark, True)
+
+    def _mark(self, is_end: bool, failure: DeviceError | None) -> None:
+        if failure is not None:
+            return
+        if not is_end:
+            self._started = time.perf_counter_ns()
+        elif self._started:
+            self._meter.copied_ns += time.perf_counter_ns() - self._started

@@ -1,0 +1,63 @@
+"""One request with a hot buffer: its rows, its loads, and the books of each group of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine_shim.hot_loads import RequestLoads
+from engine_shim.hot_residency import ABSENT, HotStatistics, Residency
+from engine_shim.hot_rows import WrittenRows
+
+
+@dataclass(slots=True, eq=False)
+class HotRequest:
+    """books: for each group; [] without a buffer. steps: for each group the rows of its step.
+
+    past: for each group what the books of earlier buffers counted.
+    """
+
+    name: str
+    blocks: list[int]
+    written: WrittenRows
+    num_groups: int
+    loads: RequestLoads = field(init=False)
+    buffer: int = ABSENT
+    books: list[Residency] = field(default_factory=list)
+    steps: list[range] = field(default_factory=list)
+    past: list[HotStatistics] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing was counted yet."""
+        self.past = [HotStatistics() for _ in range(self.num_groups)]
+
+    def rows(self) -> tuple[HotStatistics, ...]:
+        """What became of its rows, by group."""
+        if not self.books:
+            return tuple(self.past)
+        pairs = zip(self.past, self.books, strict=True)
+        return tuple(past + books.statistics() for past, books in pairs)
+
+    def require(
+        self,
+        layers: Sequence[int],
+        group: int,
+        given: Sequence[Sequence[int]],
+        every_row: bool,
+    ) -> None:
+        """Check that what is selected can be read: the step's own rows in the first layer of the
+        group, where they are written already, all others in every layer.
+
+        every_row: look at each row, not at the last one alone. Raises: HoleError.
+        """
+        first, *others = layers
+        own = self.steps[group].start
+        if every_row:
+            wanted = sorted({it for positions in given for it in positions if it >= 0})
+        else:
+            # The last one is enough: the watermarks of all layers reach `own` since begin_step.
+            last = max((max(positions, default=-1) for positions in given), default=-1)
+            wanted = [last] if last >= 0 else []
+        self.written.require(first, wanted)
+        for layer in others:
+            self.written.require(layer, [it for it in wanted if it < own])

@@ -1,0 +1,175 @@
+#include "tables.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+namespace kvd::residency {
+
+void Table::begin_step() noexcept {
+  if (head->step == std::numeric_limits<uint8_t>::max()) {
+    std::fill(stamps, stamps + slots, uint8_t{0});
+    head->step = 0;
+  }
+  ++head->step;
+  head->fresh_start = head->fresh_end = 0;
+  head->all_used = 0;
+}
+
+void Table::admit(int32_t start, int32_t end) noexcept {
+  head->fresh_start = start;
+  head->fresh_end = end;
+  for (int32_t position = end; position-- > start;) {
+    int32_t slot = find(position);
+    int32_t taken = kAbsent;
+    if (slot == kAbsent && take_slots(1, &taken) == 1) {
+      slot = taken;
+      put(slot, position);
+    }
+    if (slot == kAbsent) continue;
+    mark(slot);
+    ++head->counts.admitted;
+  }
+}
+
+int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
+  int32_t taken = 0;
+  while (taken < wanted && head->num_free > 0) slots_out[taken++] = free[--head->num_free];
+  while (taken < wanted && head->num_touched < slots) slots_out[taken++] = head->num_touched++;
+  // What was just taken is in use, so it is no victim.
+  for (int32_t at = 0; at < taken; ++at) mark(slots_out[at]);
+  if (taken == wanted || head->all_used != 0) return taken;
+  const int32_t evicted = victims(wanted - taken, slots_out + taken);
+  head->all_used = evicted < wanted - taken;
+  head->counts.evicted += evicted;
+  return taken + evicted;
+}
+
+// Takes the next slots from the hand on that this step does not use. All slots hold rows.
+int32_t Table::victims(int32_t wanted, int32_t* slots_out) noexcept {
+  int32_t count = 0;
+  int32_t slot = head->hand;
+  for (int32_t left = slots; left > 0 && count < wanted; --left) {
+    slots_out[count] = slot;
+    count += stamps[slot] != head->step;
+    slot = slot + 1 == slots ? 0 : slot + 1;
+  }
+  for (int32_t at = 0; at < count; ++at) __builtin_prefetch(cache_slots + tokens[slots_out[at]], 1);
+  if (count > 0) head->hand = (slots_out[count - 1] + 1) % slots;
+  for (int32_t at = 0; at < count; ++at) {
+    cache_slots[tokens[slots_out[at]]] = 0;
+    mark(slots_out[at]);
+  }
+  return count;
+}
+
+void Table::put(int32_t slot, int32_t position) noexcept {
+  tokens[slot] = position;
+  cache_slots[position] = hint_of(slot, head->generation);
+  head->reached = std::max(head->reached, position + 1);
+}
+
+void Table::empty_slot(int32_t slot) noexcept {
+  cache_slots[tokens[slot]] = 0;
+  tokens[slot] = kAbsent;
+  free[head->num_free++] = slot;
+}
+
+int64_t Table::invalidate_from(int32_t position) {
+  int64_t num_emptied = 0;
+  if (head->reached - position <= slots) {
+    for (int32_t stale = position; stale < head->reached; ++stale) {
+      const int32_t slot = find(stale);
+      if (slot == kAbsent) continue;
+      empty_slot(slot);
+      ++num_emptied;
+    }
+  } else {
+    std::vector<int32_t> stale;
+    std::copy_if(tokens, tokens + head->num_touched, std::back_inserter(stale),
+                 [position](int32_t token) { return token >= position; });
+    std::sort(stale.begin(), stale.end());  // freed in the order of positions, as above
+    for (const int32_t token : stale) empty_slot(find(token));
+    num_emptied = static_cast<int64_t>(stale.size());
+  }
+  head->reached = std::min(head->reached, position);
+  head->fresh_end = std::min(head->fresh_end, position);
+  head->all_used = 0;
+  head->counts.invalidated += num_emptied;
+  return num_emptied;
+}
+
+void Table::reset() noexcept {
+  begin_step();
+  if (head->generation == kGenerationMax) {
+    std::fill(cache_slots, cache_slots + positions_max, Hint{0});
+    head->generation = 0;
+  }
+  ++head->generation;
+  head->num_touched = head->num_free = head->reached = 0;
+  head->carries = 0;
+}
+
+std::vector<std::string> Table::check() const {
+  std::vector<std::string> wrong;
+  int32_t num_resident = 0;
+  for (int32_t position = 0; position < head->reached; ++position) {
+    const int32_t slot = find(position);
+    if (slot == kAbsent) continue;
+    ++num_resident;
+    if (slot >= head->num_touched || tokens[slot] != position) {
+      wrong.push_back("position " + std::to_string(position) + " is said to be in slot " +
+                      std::to_string(slot));
+    }
+  }
+  std::vector<bool> is_free(static_cast<size_t>(slots));
+  for (int32_t at = 0; at < head->num_free; ++at) {
+    const int32_t slot = free[at];
+    if (is_free[static_cast<size_t>(slot)]) wrong.push_back("a slot is free twice");
+    is_free[static_cast<size_t>(slot)] = true;
+    if (tokens[slot] != kAbsent) {
+      wrong.push_back("slot " + std::to_string(slot) + " is free and holds position " +
+                      std::to_string(tokens[slot]));
+    }
+  }
+  if (num_resident + head->num_free != head->num_touched) wrong.push_back("a slot is lost");
+  return wrong;
+}
+
+Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max)
+    : num_tables_(num_tables),
+      slots_(static_cast<int32_t>(slots)),
+      positions_max_(static_cast<int32_t>(positions_max)),
+      table_bytes_([this] {
+        Carver counting(nullptr);
+        carve(counting);
+        return counting.used();
+      }()),
+      memory_(static_cast<size_t>(num_tables) * table_bytes()) {
+  for (int64_t number = 0; number < num_tables; ++number) {
+    Header* const head = table(number).head;
+    head->generation = head->step = 1;
+  }
+}
+
+Table Tables::carve(Carver& carver) const noexcept {
+  Table table{};
+  table.tokens = carver.take<int32_t>(static_cast<size_t>(slots_));
+  table.free = carver.take<int32_t>(static_cast<size_t>(slots_));
+  table.stamps = carver.take<uint8_t>(static_cast<size_t>(slots_) + 1);
+  table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));
+  table.slots = slots_;
+  table.positions_max = positions_max_;
+  return table;
+}
+
+Table Tables::table(int64_t number) const noexcept {
+  auto* const heads = reinterpret_cast<Header*>(memory_.data());
+  Carver carver(reinterpret_cast<uint8_t*>(heads + num_tables_) +
+                static_cast<size_t>(number) * table_bytes_);
+  Table table = carve(carver);
+  table.head = heads + number;
+  return table;
+}
+
+}  // namespace kvd::residency
