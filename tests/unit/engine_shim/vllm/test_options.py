@@ -68,7 +68,7 @@ WRONG: dict[str, Wrong] = {
         "seconds, more than 0 and at most 3600",
         [0, -1, 3600.1, True, "30", None, math.nan, math.inf],
     ),
-    KEY: (f"an object with {', '.join(SPARSE_KEYS)}", (True, "on", [])),
+    KEY: (f"an object with {', '.join(SPARSE_KEYS)}", [True, "on", []]),
 }
 
 
