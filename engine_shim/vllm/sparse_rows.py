@@ -17,7 +17,6 @@ A request that fails reads zeros from then on and is reported; the others are no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,17 +42,6 @@ NOTHING: Final = Failure("nothing", "there is nothing to write")
 """Of a draft that is not computed; nobody is told."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class GroupFigures:
-    """What happened to an indexer layer's selections, of all requests."""
-
-    hits: int = 0
-    misses: int = 0
-    merged: int = 0
-    scratch: int = 0
-    manage_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +118,6 @@ class SparseStore:
         self.hot = hot
         self.plan = plan
         self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
-        self.groups = [GroupFigures() for _ in plan.groups]
         self.shares: tuple[Share, ...] = ()
         self._dtype = dtype
         self._writes_region = writes_region
@@ -213,25 +200,13 @@ class SparseStore:
     ) -> None:
         hot, at = self.hot, self._group_of[layer]
         is_first = self.plan.groups[at][0] == layer
-        began = time.perf_counter_ns()
         if is_first:
             hot.begin_step(handle, at, share.start, share.end)
-        spent = time.perf_counter_ns() - began
         hot.append(handle, layer, share.start, rows[share.batch].view(torch.uint8).numpy().data)
         if is_first:
-            began = time.perf_counter_ns()
             most = min(share.end, selected.shape[1])
             plan = hot.select(handle, at, selected[share.batch, :most].tolist())
             share.places[at] = Places.of(plan)
-            self._count(at, plan, spent + time.perf_counter_ns() - began)
-
-    def _count(self, at: int, plan: Plan, spent_ns: int) -> None:
-        group = self.groups[at]
-        group.hits += plan.num_hits
-        group.misses += len(plan.misses)
-        group.scratch += len(plan.scratch)
-        group.merged += plan.num_given - len(plan.positions)
-        group.manage_ns += spent_ns
 
     def drafts(self, step: SparseMetadata, slots: torch.Tensor) -> tuple[Share, ...]:
         """The requests of a drafter's forward pass, in the order of the step that it follows.
