@@ -20,7 +20,7 @@ import torch
 
 from bench.report import Better, Row, compare, measure
 from bench.sparse_baselines import Baselines, Floats, Ints, LruScan, TorchResidency, address_of
-from bench.sparse_traces import DrawnTrace, load_trace
+from bench.sparse_traces import DrawnTrace
 from kvd_kernels.residency import QUERIES_MAX, HotStep, HotTables, figures_of
 
 K: Final = 2048
@@ -136,14 +136,11 @@ class Runner:
         return micros(walk)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what this part can be told."""
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also recorded selections; see sparse_traces.py"
-    )
+def add_options(_parser: argparse.ArgumentParser) -> None:
+    """Add nothing: this part needs to be told nothing."""
 
 
-def cases(arguments: argparse.Namespace) -> list[Row]:
+def cases(_arguments: argparse.Namespace) -> list[Row]:
     """Measure everything of this part."""
     with tempfile.TemporaryDirectory() as folder:
         baselines = Baselines(Path(folder))
@@ -151,17 +148,13 @@ def cases(arguments: argparse.Namespace) -> list[Row]:
         rows += by_slots(baselines)
         rows += by_overlap(baselines)
         rows += merged_queries(baselines)
-        rows += hit_rates(baselines, arguments.trace)
         rows += [search(baselines, context, most) for context, most in SEARCHES]
     return [*rows, beside_torch()]
 
 
-def lower(
-    case: str, ours: Sequence[float], base: Sequence[float], most: float | None, unit: str = "us"
-) -> Row:
-    """Return a figure beside its baseline; the ratio is to be `most` at most."""
-    what = "time" if unit == "us" else "missed"
-    return compare(case, what, ours, base, unit=unit, target=most, better=Better.LOWER)
+def lower(case: str, ours: Sequence[float], base: Sequence[float], most: float | None) -> Row:
+    """Return a time beside its baseline; the ratio is to be `most` at most."""
+    return compare(case, "time", ours, base, unit="us", target=most, better=Better.LOWER)
 
 
 def call_overhead() -> Row:
@@ -224,41 +217,6 @@ def merged_queries(baselines: Baselines) -> list[Row]:
         name = f"{case.name} / LRU-list scan of each"
         rows.append(lower(name, samples.ours, samples.scan, bound))
     return rows
-
-
-def hit_rates(baselines: Baselines, recorded: Path | None) -> list[Row]:
-    """Misses beside those of exact LRU, in percent, on drawn traces and on recorded ones."""
-    found: list[tuple[str, int, list[list[Ints]]]] = []
-    for overlap in OVERLAPS:
-        trace = DrawnTrace(CONTEXT, K, overlap, 5)
-        drawn = [trace.step() for _ in range(150)]
-        found += [(f"overlap {overlap}", slots, drawn) for slots in (4096, 8192)]
-    drawn = [trace.step(4) for _ in range(150)]
-    found.append((f"overlap {overlap} 4 queries", 8192, drawn))
-    if recorded is not None:
-        steps = [list(step) for step in load_trace(recorded).steps]
-        found += [(f"recorded {recorded.name}", slots, steps) for slots in (2048, 4096, 8192)]
-    return [misses_row(baselines, name, slots, steps) for name, slots, steps in found]
-
-
-def misses_row(baselines: Baselines, name: str, slots: int, steps: list[list[Ints]]) -> Row:
-    """Return the share of the distinct positions that is missed, ours and exact LRU's."""
-    queries, k = len(steps[0]), max(len(row) for step in steps for row in step)
-    tables, step, lru = HotTables(1, slots), HotStep(queries, k), baselines.lru(slots, MILLION)
-    ours, least, positions = 0, 0, 0
-    for number, selections in enumerate(steps):
-        tables.begin_step(0)
-        for query, selection in enumerate(selections):
-            np.asarray(step.selection)[query, : len(selection)] = selection
-            step.counts[query] = len(selection)
-        step.select(tables, 0, queries)
-        missed = lru.misses(np.unique(np.concatenate(selections)))
-        if number >= len(steps) // 4:  # the buffers have filled by then
-            sizes = figures_of(step)
-            ours += sizes.loads + sizes.scratch
-            least, positions = least + missed, positions + sizes.positions
-    shares = [100 * ours / positions], [100 * least / positions]
-    return lower(f"{slots} slots {name} / exact LRU", *shares, 1.3, "%")
 
 
 def drawn_scores(context: int) -> Floats:
