@@ -78,7 +78,6 @@ class Runner:
     """Tables of one case, ours and the baseline's, filled as they are after a long time."""
 
     def __init__(self, case: Case, baselines: Baselines) -> None:
-        self._case = case
         self._tables = HotTables(case.tables, case.slots, case.context)
         self._step = HotStep(case.queries, K)
         self._selection = np.asarray(self._step.selection)
@@ -89,29 +88,32 @@ class Runner:
             for _ in range(case.tables)
         ]
         seeds = range(case.tables)
-        self._traces = [DrawnTrace(case.context, K, case.overlap, seed) for seed in seeds]
-        for table, trace in enumerate(self._traces):
+        traces = [DrawnTrace(case.context, K, case.overlap, seed) for seed in seeds]
+        for table, trace in enumerate(traces):
             for some in trace.settled(case.slots):
                 self._ours(table, [some])
                 self._scan(self._scans[table], [some] * case.queries)
+        steps = SETTLING + case.rounds
+        self._drawn = [[trace.step(case.queries) for _ in range(steps)] for trace in traces]
+        self._spent: list[tuple[float, float]] = []
+        self._loads = self._given = 0
 
-    def run(self) -> Samples:
-        """Run a drawn trace through every table."""
-        case, steps = self._case, SETTLING + self._case.rounds
-        drawn = [[trace.step(case.queries) for _ in range(steps)] for trace in self._traces]
-        ours, scan, loads, given = list[float](), list[float](), 0, 0
-        for step in range(steps):
-            for table in range(case.tables):
-                selections = drawn[table][step]
-                spent = self._ours(table, selections), self._scan(self._scans[table], selections)
-                if step < SETTLING:
-                    continue
-                ours.append(spent[0])
-                scan.append(spent[1])
-                sizes = figures_of(self._step)
-                loads, given = loads + sizes.loads + sizes.scratch, given + sizes.positions
+    def step(self, number: int, table: int) -> None:
+        """Run a step of the trace through a table; those before `SETTLING` do not count."""
+        selections = self._drawn[table][number]
+        spent = self._ours(table, selections), self._scan(self._scans[table], selections)
+        if number < SETTLING:
+            return
+        self._spent.append(spent)
+        sizes = figures_of(self._step)
+        self._loads += sizes.loads + sizes.scratch
+        self._given += sizes.positions
+
+    def samples(self) -> Samples:
+        """What the steps took."""
         assert self._tables.check(0) == []
-        return Samples(ours, scan, loads / given)
+        ours, scan = zip(*self._spent, strict=True)
+        return Samples(list(ours), list(scan), self._loads / self._given)
 
     def _ours(self, table: int, selections: Sequence[Ints]) -> float:
         for query, selection in enumerate(selections):
@@ -134,6 +136,19 @@ class Runner:
                 scan.step(selected, count, places)
 
         return micros(walk)
+
+
+def run(baselines: Baselines, *cases: Case) -> list[Samples]:
+    """Run cases together, all of as many tables and rounds: a table of each in turn.
+
+    The machine drifts, so cases that are compared take turns.
+    """
+    runners = [Runner(case, baselines) for case in cases]
+    for number in range(SETTLING + cases[0].rounds):
+        for table in range(cases[0].tables):
+            for runner in runners:
+                runner.step(number, table)
+    return [runner.samples() for runner in runners]
 
 
 def add_options(_parser: argparse.ArgumentParser) -> None:
@@ -179,21 +194,19 @@ def table_bytes() -> Row:
 
 def by_slots(baselines: Baselines) -> list[Row]:
     """The same selections in hot buffers of several sizes, and in a longer context."""
-    rows, ours = list[Row](), dict[int, list[float]]()
-    for slots in (4096, 8192, 16_384, 32_768):
-        case = Case(slots)
-        samples = Runner(case, baselines).run()
-        ours[slots] = samples.ours
-        rows.append(absolute(case.name, samples.ours, 16 if slots <= 8192 else 25))
-        bound = 1 / 3.5 if slots == 32_768 else None
-        rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, bound))
-    rows.append(lower("cold 32768 / 4096 slots", ours[32_768], ours[4096], 1.15))
-    longer = Case(4096, MILLION)
-    samples = Runner(longer, baselines).run()
-    rows.append(absolute(longer.name, samples.ours, 25))
-    rows.append(lower("cold 1M / 128k context", samples.ours, ours[4096], 1.3))
+    rows, longer = list[Row](), Case(4096, MILLION)
+    cases = [Case(slots) for slots in (4096, 8192, 16_384, 32_768)]
+    *samples, at_million = run(baselines, *cases, longer)
+    for case, sample in zip(cases, samples, strict=True):
+        rows.append(absolute(case.name, sample.ours, 16 if case.slots <= 8192 else 25))
+        bound = 1 / 3.5 if case.slots == 32_768 else None
+        rows.append(lower(f"{case.name} / LRU-list scan", sample.ours, sample.scan, bound))
+    smallest, largest = samples[0].ours, samples[-1].ours
+    rows.append(lower("cold 32768 / 4096 slots", largest, smallest, 1.15))
+    rows.append(absolute(longer.name, at_million.ours, 25))
+    rows.append(lower("cold 1M / 128k context", at_million.ours, smallest, 1.3))
     warm = Case(4096, tables=1, rounds=400)
-    rows.append(absolute(warm.name, Runner(warm, baselines).run().ours, 9))
+    rows.append(absolute(warm.name, run(baselines, warm)[0].ours, 9))
     return rows
 
 
@@ -202,7 +215,7 @@ def by_overlap(baselines: Baselines) -> list[Row]:
     rows = []
     for overlap in OVERLAPS:
         case = Case(4096, overlap=overlap)
-        samples = Runner(case, baselines).run()
+        [samples] = run(baselines, case)
         rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, None))
         rows.append(measure(case.name, "missed", [100 * samples.missed], unit="%"))
     return rows
@@ -213,7 +226,7 @@ def merged_queries(baselines: Baselines) -> list[Row]:
     rows = []
     for slots, bound in ((4096, 1 / 2.5), (16_384, 1 / 4)):
         case = Case(slots, queries=4)
-        samples = Runner(case, baselines).run()
+        [samples] = run(baselines, case)
         name = f"{case.name} / LRU-list scan of each"
         rows.append(lower(name, samples.ours, samples.scan, bound))
     return rows

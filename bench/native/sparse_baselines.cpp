@@ -1,7 +1,8 @@
 // What bench.sparse compares with, compiled by it; no part of what is shipped.
 //
 // LruScan is the scheme of engines today: slots in a list by recency, all of which a step walks.
-// LruList counts the misses of exact LRU, Clock those of a clock with a second chance. read_scores is one pass over the scores: the limit.
+// LruList counts the misses of exact LRU, Clock those of a clock with a second chance. read_scores
+// is one pass over the scores: the limit.
 #include <algorithm>
 #include <cstdint>
 #include <vector>

@@ -14,7 +14,7 @@ from bench import sparse_record
 from bench.sparse_baselines import Baselines
 from bench.sparse_misses import WIDTH, widened
 from bench.sparse_record import Recording, save_trace
-from bench.sparse_traces import RecordedTrace, load_trace
+from bench.sparse_traces import Ints, RecordedTrace, load_trace
 
 SMALL = Recording(prompt=40, new=6, topk=16)
 
@@ -98,7 +98,7 @@ def test_a_second_chance_misses_what_a_dumb_one_misses(baselines: Baselines) -> 
         assert clock.misses(np.array(step, np.int32)) == dumb.misses(step)
 
 
-def as_lists(steps: Sequence[Sequence[sparse_record.Ints]]) -> list[list[list[int]]]:
+def as_lists(steps: Sequence[Sequence[Ints]]) -> list[list[list[int]]]:
     return [[row.tolist() for row in step] for step in steps]
 
 
