@@ -2,7 +2,7 @@
 
 * residency of a step: merge, look-up and placement, against a scan of a list by recency
 * lim: scores to winners, against one pass over the scores and against torch
-* misses beside those of exact LRU
+* misses beside those of exact LRU, on drawn traces and on those of the reference engine's decode
 
     python -m bench.sparse [--json FILE] [--gate] [--only PART] [--trace FILE]
 
@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from bench import sparse_residency, sparse_rows
+from bench import sparse_misses, sparse_residency, sparse_rows
 from bench.report import Row, argument_parser, finish
 
-PARTS: Final = MappingProxyType({"residency": sparse_residency, "rows": sparse_rows})
+PARTS: Final = MappingProxyType(
+    {"residency": sparse_residency, "misses": sparse_misses, "rows": sparse_rows}
+)
 """Modules with `add_options(parser)` and `cases(arguments) -> list[Row]`."""
 
 

@@ -30,7 +30,7 @@ class Baselines:
         built = folder / "sparse_baselines.so"
         subprocess.run(["c++", *FLAGS, str(SOURCE), "-o", str(built)], check=True, timeout=120)
         self._library = ctypes.CDLL(str(built))
-        for name in ("marks_new", "scan_new", "lru_new"):
+        for name in ("marks_new", "scan_new", "lru_new", "clock_new"):
             getattr(self._library, name).restype = ctypes.c_void_p
         self._library.read_scores.restype = ctypes.c_float
 
@@ -42,9 +42,13 @@ class Baselines:
         """Make a buffer whose step walks the whole list of its slots."""
         return LruScan(self._library, slots, marks)
 
-    def lru(self, slots: int, positions_max: int) -> ExactLru:
+    def lru(self, slots: int, positions_max: int) -> MissCounter:
         """Make a buffer that only counts what exact LRU misses."""
-        return ExactLru(self._library, slots, positions_max)
+        return MissCounter(self._library, "lru", slots, positions_max)
+
+    def second_chance(self, slots: int, positions_max: int) -> MissCounter:
+        """Make a buffer that only counts what a clock with a second chance misses."""
+        return MissCounter(self._library, "clock", slots, positions_max)
 
     def read(self, scores: Floats) -> None:
         """Read scores once."""
@@ -70,18 +74,18 @@ class LruScan:
         return int(self._library.scan_step(self._scan, selected, count, places))
 
 
-class ExactLru:
-    """A buffer that only counts what exact LRU misses."""
+class MissCounter:
+    """A buffer that only counts what a policy misses."""
 
-    def __init__(self, library: ctypes.CDLL, slots: int, positions_max: int) -> None:
+    def __init__(self, library: ctypes.CDLL, policy: str, slots: int, positions_max: int) -> None:
         """All slots are empty."""
-        self._library = library
-        self._lru = ctypes.c_void_p(library.lru_new(slots, positions_max))
-        self._delete = weakref.finalize(self, library.lru_delete, self._lru)
+        self._step = getattr(library, f"{policy}_step")
+        self._buffer = ctypes.c_void_p(getattr(library, f"{policy}_new")(slots, positions_max))
+        self._delete = weakref.finalize(self, getattr(library, f"{policy}_delete"), self._buffer)
 
     def misses(self, selected: Ints) -> int:
         """Return the misses among distinct positions."""
-        return int(self._library.lru_step(self._lru, address_of(selected), len(selected)))
+        return int(self._step(self._buffer, address_of(selected), len(selected)))
 
 
 class TorchResidency:

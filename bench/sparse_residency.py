@@ -20,7 +20,7 @@ import torch
 
 from bench.report import Better, Row, compare, measure
 from bench.sparse_baselines import Baselines, Floats, Ints, LruScan, TorchResidency, address_of
-from bench.sparse_traces import DrawnTrace, load_trace
+from bench.sparse_traces import DrawnTrace
 from kvd_kernels.residency import QUERIES_MAX, HotStep, HotTables, figures_of
 
 K: Final = 2048
@@ -78,7 +78,6 @@ class Runner:
     """Tables of one case, ours and the baseline's, filled as they are after a long time."""
 
     def __init__(self, case: Case, baselines: Baselines) -> None:
-        self._case = case
         self._tables = HotTables(case.tables, case.slots, case.context)
         self._step = HotStep(case.queries, K)
         self._selection = np.asarray(self._step.selection)
@@ -89,29 +88,32 @@ class Runner:
             for _ in range(case.tables)
         ]
         seeds = range(case.tables)
-        self._traces = [DrawnTrace(case.context, K, case.overlap, seed) for seed in seeds]
-        for table, trace in enumerate(self._traces):
+        traces = [DrawnTrace(case.context, K, case.overlap, seed) for seed in seeds]
+        for table, trace in enumerate(traces):
             for some in trace.settled(case.slots):
                 self._ours(table, [some])
                 self._scan(self._scans[table], [some] * case.queries)
+        steps = SETTLING + case.rounds
+        self._drawn = [[trace.step(case.queries) for _ in range(steps)] for trace in traces]
+        self._spent: list[tuple[float, float]] = []
+        self._loads = self._given = 0
 
-    def run(self) -> Samples:
-        """Run a drawn trace through every table."""
-        case, steps = self._case, SETTLING + self._case.rounds
-        drawn = [[trace.step(case.queries) for _ in range(steps)] for trace in self._traces]
-        ours, scan, loads, given = list[float](), list[float](), 0, 0
-        for step in range(steps):
-            for table in range(case.tables):
-                selections = drawn[table][step]
-                spent = self._ours(table, selections), self._scan(self._scans[table], selections)
-                if step < SETTLING:
-                    continue
-                ours.append(spent[0])
-                scan.append(spent[1])
-                sizes = figures_of(self._step)
-                loads, given = loads + sizes.loads + sizes.scratch, given + sizes.positions
+    def step(self, number: int, table: int) -> None:
+        """Run a step of the trace through a table; those before `SETTLING` do not count."""
+        selections = self._drawn[table][number]
+        spent = self._ours(table, selections), self._scan(self._scans[table], selections)
+        if number < SETTLING:
+            return
+        self._spent.append(spent)
+        sizes = figures_of(self._step)
+        self._loads += sizes.loads + sizes.scratch
+        self._given += sizes.positions
+
+    def samples(self) -> Samples:
+        """What the steps took."""
         assert self._tables.check(0) == []
-        return Samples(ours, scan, loads / given)
+        ours, scan = zip(*self._spent, strict=True)
+        return Samples(list(ours), list(scan), self._loads / self._given)
 
     def _ours(self, table: int, selections: Sequence[Ints]) -> float:
         for query, selection in enumerate(selections):
@@ -136,14 +138,24 @@ class Runner:
         return micros(walk)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what this part can be told."""
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also recorded selections; see sparse_traces.py"
-    )
+def run(baselines: Baselines, *cases: Case) -> list[Samples]:
+    """Run cases together, all of as many tables and rounds: a table of each in turn.
+
+    The machine drifts, so cases that are compared take turns.
+    """
+    runners = [Runner(case, baselines) for case in cases]
+    for number in range(SETTLING + cases[0].rounds):
+        for table in range(cases[0].tables):
+            for runner in runners:
+                runner.step(number, table)
+    return [runner.samples() for runner in runners]
 
 
-def cases(arguments: argparse.Namespace) -> list[Row]:
+def add_options(_parser: argparse.ArgumentParser) -> None:
+    """Add nothing: this part needs to be told nothing."""
+
+
+def cases(_arguments: argparse.Namespace) -> list[Row]:
     """Measure everything of this part."""
     with tempfile.TemporaryDirectory() as folder:
         baselines = Baselines(Path(folder))
@@ -151,17 +163,13 @@ def cases(arguments: argparse.Namespace) -> list[Row]:
         rows += by_slots(baselines)
         rows += by_overlap(baselines)
         rows += merged_queries(baselines)
-        rows += hit_rates(baselines, arguments.trace)
         rows += [search(baselines, context, most) for context, most in SEARCHES]
     return [*rows, beside_torch()]
 
 
-def lower(
-    case: str, ours: Sequence[float], base: Sequence[float], most: float | None, unit: str = "us"
-) -> Row:
-    """Return a figure beside its baseline; the ratio is to be `most` at most."""
-    what = "time" if unit == "us" else "missed"
-    return compare(case, what, ours, base, unit=unit, target=most, better=Better.LOWER)
+def lower(case: str, ours: Sequence[float], base: Sequence[float], most: float | None) -> Row:
+    """Return a time beside its baseline; the ratio is to be `most` at most."""
+    return compare(case, "time", ours, base, unit="us", target=most, better=Better.LOWER)
 
 
 def call_overhead() -> Row:
@@ -186,21 +194,19 @@ def table_bytes() -> Row:
 
 def by_slots(baselines: Baselines) -> list[Row]:
     """The same selections in hot buffers of several sizes, and in a longer context."""
-    rows, ours = list[Row](), dict[int, list[float]]()
-    for slots in (4096, 8192, 16_384, 32_768):
-        case = Case(slots)
-        samples = Runner(case, baselines).run()
-        ours[slots] = samples.ours
-        rows.append(absolute(case.name, samples.ours, 16 if slots <= 8192 else 25))
-        bound = 1 / 3.5 if slots == 32_768 else None
-        rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, bound))
-    rows.append(lower("cold 32768 / 4096 slots", ours[32_768], ours[4096], 1.15))
-    longer = Case(4096, MILLION)
-    samples = Runner(longer, baselines).run()
-    rows.append(absolute(longer.name, samples.ours, 25))
-    rows.append(lower("cold 1M / 128k context", samples.ours, ours[4096], 1.3))
+    rows, longer = list[Row](), Case(4096, MILLION)
+    cases = [Case(slots) for slots in (4096, 8192, 16_384, 32_768)]
+    *samples, at_million = run(baselines, *cases, longer)
+    for case, sample in zip(cases, samples, strict=True):
+        rows.append(absolute(case.name, sample.ours, 16 if case.slots <= 8192 else 25))
+        bound = 1 / 3.5 if case.slots == 32_768 else None
+        rows.append(lower(f"{case.name} / LRU-list scan", sample.ours, sample.scan, bound))
+    smallest, largest = samples[0].ours, samples[-1].ours
+    rows.append(lower("cold 32768 / 4096 slots", largest, smallest, 1.15))
+    rows.append(absolute(longer.name, at_million.ours, 25))
+    rows.append(lower("cold 1M / 128k context", at_million.ours, smallest, 1.3))
     warm = Case(4096, tables=1, rounds=400)
-    rows.append(absolute(warm.name, Runner(warm, baselines).run().ours, 9))
+    rows.append(absolute(warm.name, run(baselines, warm)[0].ours, 9))
     return rows
 
 
@@ -209,7 +215,7 @@ def by_overlap(baselines: Baselines) -> list[Row]:
     rows = []
     for overlap in OVERLAPS:
         case = Case(4096, overlap=overlap)
-        samples = Runner(case, baselines).run()
+        [samples] = run(baselines, case)
         rows.append(lower(f"{case.name} / LRU-list scan", samples.ours, samples.scan, None))
         rows.append(measure(case.name, "missed", [100 * samples.missed], unit="%"))
     return rows
@@ -220,45 +226,10 @@ def merged_queries(baselines: Baselines) -> list[Row]:
     rows = []
     for slots, bound in ((4096, 1 / 2.5), (16_384, 1 / 4)):
         case = Case(slots, queries=4)
-        samples = Runner(case, baselines).run()
+        [samples] = run(baselines, case)
         name = f"{case.name} / LRU-list scan of each"
         rows.append(lower(name, samples.ours, samples.scan, bound))
     return rows
-
-
-def hit_rates(baselines: Baselines, recorded: Path | None) -> list[Row]:
-    """Misses beside those of exact LRU, in percent, on drawn traces and on recorded ones."""
-    found: list[tuple[str, int, list[list[Ints]]]] = []
-    for overlap in OVERLAPS:
-        trace = DrawnTrace(CONTEXT, K, overlap, 5)
-        drawn = [trace.step() for _ in range(150)]
-        found += [(f"overlap {overlap}", slots, drawn) for slots in (4096, 8192)]
-    drawn = [trace.step(4) for _ in range(150)]
-    found.append((f"overlap {overlap} 4 queries", 8192, drawn))
-    if recorded is not None:
-        steps = [list(step) for step in load_trace(recorded).steps]
-        found += [(f"recorded {recorded.name}", slots, steps) for slots in (2048, 4096, 8192)]
-    return [misses_row(baselines, name, slots, steps) for name, slots, steps in found]
-
-
-def misses_row(baselines: Baselines, name: str, slots: int, steps: list[list[Ints]]) -> Row:
-    """Return the share of the distinct positions that is missed, ours and exact LRU's."""
-    queries, k = len(steps[0]), max(len(row) for step in steps for row in step)
-    tables, step, lru = HotTables(1, slots), HotStep(queries, k), baselines.lru(slots, MILLION)
-    ours, least, positions = 0, 0, 0
-    for number, selections in enumerate(steps):
-        tables.begin_step(0)
-        for query, selection in enumerate(selections):
-            np.asarray(step.selection)[query, : len(selection)] = selection
-            step.counts[query] = len(selection)
-        step.select(tables, 0, queries)
-        missed = lru.misses(np.unique(np.concatenate(selections)))
-        if number >= len(steps) // 4:  # the buffers have filled by then
-            sizes = figures_of(step)
-            ours += sizes.loads + sizes.scratch
-            least, positions = least + missed, positions + sizes.positions
-    shares = [100 * ours / positions], [100 * least / positions]
-    return lower(f"{slots} slots {name} / exact LRU", *shares, 1.3, "%")
 
 
 def drawn_scores(context: int) -> Floats:
