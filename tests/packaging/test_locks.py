@@ -93,7 +93,9 @@ def test_locks_hold_what_is_declared() -> None:
     assert declared("engine", "dev") - declared() <= pinned("dev.lock").keys()
 
 
-@pytest.mark.parametrize("together", [("base", "build", "dev"), ("base", "vllm"), ("base", "triton")])
+@pytest.mark.parametrize(
+    "together", [("base", "build", "dev"), ("base", "vllm"), ("base", "triton")]
+)
 def test_no_package_is_locked_twice(together: tuple[str, ...]) -> None:
     locks = [pinned(f"{name}.lock").keys() for name in together]
     assert len(set().union(*locks)) == sum(len(lock) for lock in locks)

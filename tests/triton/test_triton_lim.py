@@ -29,8 +29,9 @@ def select(
     return out
 
 
-def best(scores: np.ndarray, k: int) -> list[int]:
-    return reference.top_k(scores, k).tolist()
+def best(scores: reference.Floats, k: int) -> list[int]:
+    positions: list[int] = reference.top_k(scores, k).tolist()
+    return positions
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -43,7 +44,11 @@ def best(scores: np.ndarray, k: int) -> list[int]:
         ("k", 9, "k is 9 but must be 1 to 8"),
         ("block", 48, "block is 48 but must be a power of two, 16 to 65536"),
         ("block", 8, "block is 8 but"),
-        ("scores", torch.zeros(2, 9, dtype=torch.float64), "scores must be .any, any. of float32 or"),
+        (
+            "scores",
+            torch.zeros(2, 9, dtype=torch.float64),
+            "scores must be .any, any. of float32 or",
+        ),
         ("scores", torch.zeros(2, 8)[:, ::2], "scores must be contiguous"),
         ("scores", torch.zeros(2, 33), "the length of a row of scores is 33 but must be 1 to 32"),
         ("scores", torch.zeros(2, 9, device="meta"), "scores is on meta but the rest is on cpu"),

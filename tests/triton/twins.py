@@ -57,7 +57,9 @@ def placed_by(misses: Sequence[int], out: Any, line: int) -> Placed:
     """Return what `assign` wrote in a line."""
     loads, scratch = out.figures[line].tolist()
     pairs = zip(
-        out.load_positions[line, :loads].tolist(), out.load_slots[line, :loads].tolist(), strict=True
+        out.load_positions[line, :loads].tolist(),
+        out.load_slots[line, :loads].tolist(),
+        strict=True,
     )
     places = out.places[line, : len(misses)].numpy().copy()
     rows = out.scratch[line, :scratch].tolist()

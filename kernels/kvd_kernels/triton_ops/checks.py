@@ -16,11 +16,11 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
         raise ValueError(f"{name} is {value} but must be {low} to {high}")
 
 
-def check_block(block: int) -> None:
+def check_power(name: str, value: int) -> None:
     """Raise ValueError unless a program can have so many lanes."""
-    if not BLOCK_MIN <= block <= BLOCK_MAX or block & (block - 1):
+    if not BLOCK_MIN <= value <= BLOCK_MAX or value & (value - 1):
         raise ValueError(
-            f"block is {block} but must be a power of two, {BLOCK_MIN} to {BLOCK_MAX}"
+            f"{name} is {value} but must be a power of two, {BLOCK_MIN} to {BLOCK_MAX}"
         )
 
 

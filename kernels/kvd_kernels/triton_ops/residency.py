@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import torch
 
 from kvd_kernels.triton_ops import residency_kernels as kernels
-from kvd_kernels.triton_ops.checks import check_block, check_range, check_tensor
+from kvd_kernels.triton_ops.checks import check_power, check_range, check_tensor
 
 POSITIONS_MAX: Final = 1 << 20
 SLOTS_MAX: Final = 1 << 18
@@ -118,9 +118,17 @@ def make_selection(queries: int, k: int, device: torch.device) -> Selection:
 def make_placement(lines: int, misses: int, device: torch.device) -> Placement:
     """Return room for the places of A lines of misses. Raises: ValueError."""
     check_range("misses", misses, 1, MISSES_MAX)
-    wide = [_ints((lines, misses), device) for _ in range(6)]
-    figures, plan = _ints((lines, 2), device), _ints((lines, kernels.PLAN_WORDS.value), device)
-    return Placement(*wide[:4], figures, *wide[4:], plan)
+    size = (lines, misses)
+    return Placement(
+        places=_ints(size, device),
+        load_positions=_ints(size, device),
+        load_slots=_ints(size, device),
+        scratch=_ints(size, device),
+        figures=_ints((lines, 2), device),
+        codes=_ints(size, device),
+        victims=_ints(size, device),
+        plan=_ints((lines, kernels.PLAN_WORDS.value), device),
+    )
 
 
 def begin_step(tables: Tables) -> None:
@@ -153,7 +161,7 @@ def lim(
     """
     device = tables.state.device
     _check_tables(tables)
-    check_block(block)
+    check_power("block", block)
     check_tensor("scores", scores, (None, None), torch.float32, torch.bfloat16, device=device)
     queries, row_tokens = scores.shape
     check_range("the length of a row of scores", row_tokens, 1, tables.positions_max)
@@ -194,7 +202,7 @@ def assign(
     """
     device = tables.state.device
     _check_tables(tables)
-    check_block(block)
+    check_power("block", block)
     check_tensor("misses", misses, (None, None), torch.int32, device=device)
     lines, width = misses.shape
     check_range("the length of a line of misses", width, 1, MISSES_MAX)

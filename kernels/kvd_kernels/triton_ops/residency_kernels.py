@@ -6,34 +6,33 @@ ranks, and with them results, do not depend on BLOCK.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 # Words of a line of `state`.
-STEP = tl.constexpr(0)
-HAND = tl.constexpr(1)
-NUM_FREE = tl.constexpr(2)
-FRESH_START = tl.constexpr(3)
-FRESH_END = tl.constexpr(4)
-EVICTED = tl.constexpr(5)
-STATE_WORDS = tl.constexpr(6)
+STEP = constexpr(0)
+HAND = constexpr(1)
+NUM_FREE = constexpr(2)
+FRESH_START = constexpr(3)
+FRESH_END = constexpr(4)
+EVICTED = constexpr(5)
+STATE_WORDS = constexpr(6)
 
 # Words of a line of `plan`, by which `find_victims` tells `place` what it found.
-NUM_PLACED = tl.constexpr(0)
-FREE_USED = tl.constexpr(1)
-FREE_BEFORE = tl.constexpr(2)
-HAND_NEXT = tl.constexpr(3)
-EVICTED_NEXT = tl.constexpr(4)
-PLAN_WORDS = tl.constexpr(5)
+NUM_PLACED = constexpr(0)
+FREE_USED = constexpr(1)
+FREE_BEFORE = constexpr(2)
+HAND_NEXT = constexpr(3)
+EVICTED_NEXT = constexpr(4)
+PLAN_WORDS = constexpr(5)
 
-NO_WINNER = tl.constexpr(-(1 << 31))
-ABSENT = tl.constexpr(-1)
+NO_WINNER = constexpr(-(1 << 31))
+ABSENT = constexpr(-1)
 
 
 @triton.jit
-def ordered_keys(scores: Any) -> Any:
+def ordered_keys(scores: tensor) -> tensor:
     """Return int32s that are ordered as the float32s are: -0 equals 0, NaN counts as -inf."""
     ranked = tl.where(scores != scores, float("-inf"), scores)
     bits = tl.where(ranked == 0.0, 0.0, ranked).to(tl.int32, bitcast=True)
@@ -41,7 +40,7 @@ def ordered_keys(scores: Any) -> Any:
 
 
 @triton.jit
-def count_from(row: Any, length: Any, least: Any, BLOCK: tl.constexpr) -> Any:
+def count_from(row: tensor, length: tensor, least: tensor, BLOCK: constexpr) -> tensor:
     """Return how many scores of a row have keys of `least` or more."""
     count = tl.full([], 0, tl.int32)
     for start in range(0, length, BLOCK):
@@ -53,7 +52,7 @@ def count_from(row: Any, length: Any, least: Any, BLOCK: tl.constexpr) -> Any:
 
 
 @triton.jit
-def key_of_rank(row: Any, length: Any, rank: Any, BLOCK: tl.constexpr) -> Any:
+def key_of_rank(row: tensor, length: tensor, rank: tensor, BLOCK: constexpr) -> tensor:
     """Return the rank-th largest key of a row, bit by bit: the largest that `rank` scores reach.
 
     It starts at the lowest int32, whose highest bit is set and means minus: to flip a bit makes a
@@ -69,9 +68,9 @@ def key_of_rank(row: Any, length: Any, rank: Any, BLOCK: tl.constexpr) -> Any:
 
 @triton.jit
 def lim(
-    scores: Any, lengths: Any, table_of: Any, cache_slots: Any, stamps: Any, state: Any,
-    positions: Any, winners: Any, counts: Any,
-    k: Any, row_tokens: Any, positions_max: Any, slots: Any, width: Any, BLOCK: tl.constexpr,
+    scores: tensor, lengths: tensor, table_of: tensor, cache_slots: tensor, stamps: tensor,
+    state: tensor, positions: tensor, winners: tensor, counts: tensor, k: tensor,
+    row_tokens: tensor, positions_max: tensor, slots: tensor, width: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Select the best k of one query's scores and look them up; grid: [queries]."""
     query = tl.program_id(0).to(tl.int64)
@@ -108,8 +107,9 @@ def lim(
 
 @triton.jit
 def look_up(
-    positions: Any, counts: Any, table_of: Any, cache_slots: Any, stamps: Any, state: Any,
-    codes: Any, positions_max: Any, slots: Any, width: Any, BLOCK: tl.constexpr,
+    positions: tensor, counts: tensor, table_of: tensor, cache_slots: tensor, stamps: tensor,
+    state: tensor, codes: tensor, positions_max: tensor, slots: tensor, width: tensor,
+    BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Write winner codes of positions, and stamp the slots of those that have one; grid: [lines].
 
@@ -130,7 +130,7 @@ def look_up(
 
 
 @triton.jit
-def lacks_slot(codes: Any, fresh_start: Any, fresh_end: Any) -> Any:
+def lacks_slot(codes: tensor, fresh_start: tensor, fresh_end: tensor) -> tensor:
     """Say of winner codes which are misses that may get a slot: not the rows the step writes."""
     position = ~codes
     fresh = (position >= fresh_start) & (position < fresh_end)
@@ -139,8 +139,9 @@ def lacks_slot(codes: Any, fresh_start: Any, fresh_end: Any) -> Any:
 
 @triton.jit
 def find_victims(
-    codes: Any, table_of: Any, cache_slots: Any, tokens: Any, stamps: Any, state: Any,
-    victims: Any, plan: Any, positions_max: Any, slots: Any, width: Any, BLOCK: tl.constexpr,
+    codes: tensor, table_of: tensor, cache_slots: tensor, tokens: tensor, stamps: tensor,
+    state: tensor, victims: tensor, plan: tensor, positions_max: tensor, slots: tensor,
+    width: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Find the slots to be emptied, in the order of the clock's hand; grid: [lines].
 
@@ -185,9 +186,10 @@ def find_victims(
 
 @triton.jit
 def place(
-    codes: Any, victims: Any, plan: Any, table_of: Any, cache_slots: Any, tokens: Any, stamps: Any,
-    free: Any, state: Any, places: Any, load_positions: Any, load_slots: Any, scratch: Any,
-    figures: Any, positions_max: Any, slots: Any, width: Any, BLOCK: tl.constexpr,
+    codes: tensor, victims: tensor, plan: tensor, table_of: tensor, cache_slots: tensor,
+    tokens: tensor, stamps: tensor, free: tensor, state: tensor, places: tensor,
+    load_positions: tensor, load_slots: tensor, scratch: tensor, figures: tensor,
+    positions_max: tensor, slots: tensor, width: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Give misses the slots that were found, the others rows of the scratch tile; grid: [lines]."""
     line = tl.program_id(0).to(tl.int64)

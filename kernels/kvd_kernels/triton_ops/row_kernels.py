@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
-NONE = tl.constexpr(-1)
+NONE = constexpr(-1)
 
 # A fault is index * FAULT_KINDS + kind, so that the least is that of the first faulty row.
-FAULT_KINDS = tl.constexpr(8)
-NO_FAULT = tl.constexpr(0x7FFFFFFF)
-BAD_REQUEST = tl.constexpr(1)
-HOLE = tl.constexpr(2)
-BAD_POSITION = tl.constexpr(3)
-BAD_BLOCK = tl.constexpr(4)
-BAD_SLOT = tl.constexpr(5)
+FAULT_KINDS = constexpr(8)
+NO_FAULT = constexpr(0x7FFFFFFF)
+BAD_REQUEST = constexpr(1)
+HOLE = constexpr(2)
+BAD_POSITION = constexpr(3)
+BAD_BLOCK = constexpr(4)
+BAD_SLOT = constexpr(5)
 
 
 @triton.jit
 def locate(
-    positions: Any, slots: Any, requests: Any, tables: Any, written: Any, blocks: Any, faults: Any,
-    layer: Any, num_rows: Any, num_requests: Any, num_layers: Any, table_blocks: Any,
-    block_tokens: Any, num_blocks: Any, slots_end: Any, BLOCK: tl.constexpr,
+    positions: tensor, slots: tensor, requests: tensor, tables: tensor, written: tensor,
+    blocks: tensor, faults: tensor, layer: tensor, num_rows: tensor, num_requests: tensor,
+    num_layers: tensor, table_blocks: tensor, block_tokens: tensor, num_blocks: tensor,
+    slots_end: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Write the block of each row, NONE for no row, and the first fault; grid: [1]."""
     fault = tl.full([], NO_FAULT, tl.int32)
@@ -52,10 +52,11 @@ def locate(
 
 @triton.jit
 def gather_part(
-    region: Any, hot: Any, positions: Any, slots: Any, requests: Any, blocks: Any, faults: Any,
-    num_rows: Any, block_tokens: Any, num_slots: Any,
-    region_base: Any, block_stride: Any, hot_base: Any, request_stride: Any, slot_stride: Any,
-    scratch_base: Any, row_words: Any, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    region: tensor, hot: tensor, positions: tensor, slots: tensor, requests: tensor,
+    blocks: tensor, faults: tensor, num_rows: tensor, block_tokens: tensor, num_slots: tensor,
+    region_base: tensor, block_stride: tensor, hot_base: tensor, request_stride: tensor,
+    slot_stride: tensor, scratch_base: tensor, row_words: tensor, ROWS: constexpr,
+    WORDS: constexpr,
 ) -> None:  # fmt: skip
     """Copy one part of ROWS rows, unless there was a fault; grid: [rows / ROWS].
 

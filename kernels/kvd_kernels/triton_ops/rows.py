@@ -18,7 +18,7 @@ import torch
 
 from kvd_kernels.rows import HoleError
 from kvd_kernels.triton_ops import row_kernels as kernels
-from kvd_kernels.triton_ops.checks import check_block, check_range, check_tensor
+from kvd_kernels.triton_ops.checks import check_power, check_range, check_tensor
 
 ROWS_MAX: Final = 1 << 24
 LOCATE_LANES: Final = 1024
@@ -99,7 +99,7 @@ def gather_rows(
     Raises: ValueError, IndexError for a layer that there is none of; nothing has changed then.
     """
     _check(tables, parts, rows)
-    check_block(lanes)
+    check_power("lanes", lanes)
     requests, layers = tables.written.shape
     if not 0 <= layer < layers:
         raise IndexError(f"layer is {layer} but must be 0 to {layers - 1}")
@@ -146,7 +146,9 @@ def raise_fault(rows: Rows) -> None:
     if kind == kernels.BAD_POSITION.value:
         raise IndexError(f"position {position} is outside the tables")
     if kind == kernels.BAD_BLOCK.value:
-        raise IndexError(f"position {position} is in block {int(rows.blocks[index])}, there is none")
+        raise IndexError(
+            f"position {position} is in block {int(rows.blocks[index])}, there is none"
+        )
     raise IndexError(f"slot {int(rows.slots[index])} of position {position} does not exist")
 
 
@@ -154,9 +156,7 @@ def _check(tables: RowTables, parts: Sequence[RowPart], rows: Rows) -> None:
     """Raise ValueError for tensors that do not fit each other, or parts that no row can have."""
     device = rows.faults.device
     check_tensor("tables", tables.tables, (None, None), torch.int32, device=device)
-    check_tensor(
-        "written", tables.written, (len(tables.tables), None), torch.int64, device=device
-    )
+    check_tensor("written", tables.written, (len(tables.tables), None), torch.int64, device=device)
     check_range("block_tokens", tables.block_tokens, 1, 1 << 20)
     num_rows = len(rows.positions)
     check_range("the number of rows", num_rows, 1, ROWS_MAX)
@@ -177,7 +177,7 @@ def _word_of(part: RowPart) -> tuple[int, torch.dtype]:
     """Return the widest word that everything of a part is a multiple of, and its bytes."""
     numbers = [value for value in part if isinstance(value, int)]
     for memory in (part.region, part.hot):
-        numbers += [memory.data_ptr(), memory.storage_offset(), len(memory)]
+        numbers += [memory.data_ptr(), int(memory.storage_offset()), len(memory)]
     common = math.gcd(*numbers)
     return next((size, dtype) for size, dtype in _WORDS if common % size == 0)
 
