@@ -13,12 +13,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvd_kernels.triton_ops import residency_kernels, row_kernels
+from kvd_kernels.triton_ops import residency_kernels, row_kernels, upkeep_kernels
 
 TARGET: Final = GPUTarget("cuda", 90, 32)
 POINTERS: Final = frozenset(
     {
-        "blocks", "cache_slots", "codes", "counts", "faults", "figures", "free", "lengths",
+        "blocks", "cache_slots", "codes", "counts", "ends", "faults", "figures", "firsts", "free",
+        "lengths", "starts",
         "load_positions", "load_slots", "places", "plan", "positions", "requests", "scratch",
         "stamps", "state", "table_of", "tables", "tokens", "victims", "winners",
     }
@@ -40,6 +41,8 @@ SHAPES: Final = (
     Shape(residency_kernels.look_up, {}, {"BLOCK": 2048}),
     Shape(residency_kernels.find_victims, {}, {"BLOCK": 2048}),
     Shape(residency_kernels.place, {}, {"BLOCK": 2048}),
+    Shape(upkeep_kernels.admit_row, {}, {"BLOCK": 256}),
+    Shape(upkeep_kernels.invalidate, {}, {"BLOCK": 2048}),
     Shape(row_kernels.locate, {"written": "*i64", "slots": "*i32"}, {"BLOCK": 1024}),
     Shape(
         row_kernels.gather_part,

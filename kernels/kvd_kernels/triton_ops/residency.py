@@ -3,6 +3,7 @@
 A step of some tables::
 
     begin_step(tables)
+    admit(tables, starts, ends)                                   slots for rows that it writes
     lim(tables, table_of_query, scores, lengths, k, selection)    the best k, each a slot or a miss
     ...                                                           distinct misses of each table
     assign(tables, table_of_line, misses, counts, placement)      slots for them, and scratch rows
@@ -19,14 +20,19 @@ from typing import Final, NamedTuple
 import torch
 
 from kvd_kernels.triton_ops import residency_kernels as kernels
+from kvd_kernels.triton_ops import upkeep_kernels
 from kvd_kernels.triton_ops.checks import check_power, check_range, check_tensor
 
 POSITIONS_MAX: Final = 1 << 20
 SLOTS_MAX: Final = 1 << 18
 CHOSEN_MAX: Final = 4096
 MISSES_MAX: Final = 14 * CHOSEN_MAX
+ADMITTED_MAX: Final = 14
 BLOCK: Final = 2048
 """Lanes of a program."""
+
+WARP_BLOCK: Final = 256
+"""Lanes of a program that is one warp."""
 
 
 class Tables(NamedTuple):
@@ -135,6 +141,62 @@ def begin_step(tables: Tables) -> None:
     """Start a step of all tables: nothing is in use any more, and no row is the step's own."""
     tables.state[:, kernels.STEP.value] += 1
     tables.state[:, kernels.FRESH_START.value : kernels.FRESH_END.value + 1] = 0
+
+
+def admit(
+    tables: Tables, starts: torch.Tensor, ends: torch.Tensor, *, block: int = WARP_BLOCK
+) -> None:
+    """Give slots to rows [start, end) of each table, which the step writes, the newest first.
+
+    A launch for each of the 14 rows that a step can have. Rows that find no slot are read from
+    scratch, as `assign` says. Defined by `residency_reference.Table.admit`.
+
+    Args:
+        starts, ends: [R] int32; at most 14 rows of a table, none where start >= end.
+    Raises: ValueError; nothing has changed then.
+    """
+    _check_tables(tables)
+    check_power("block", block)
+    num_tables, device = len(tables.state), tables.state.device
+    check_tensor("starts", starts, (num_tables,), torch.int32, device=device)
+    check_tensor("ends", ends, (num_tables,), torch.int32, device=device)
+    for turn in range(ADMITTED_MAX):
+        upkeep_kernels.admit_row[(num_tables,)](
+            turn, starts, ends, *tables, tables.positions_max, tables.slots,
+            BLOCK=block, num_warps=1,
+        )  # fmt: skip
+
+
+def invalidate_from(tables: Tables, positions: torch.Tensor) -> None:
+    """Empty the slots of each table's rows at a position of its own and beyond.
+
+    Defined by `residency_reference.Table.invalidate_from`. Raises: ValueError.
+
+    Args:
+        positions: [R] int32; C or more empties none, 0 all.
+    """
+    _check_tables(tables)
+    num_tables, device = len(tables.state), tables.state.device
+    check_tensor("positions", positions, (num_tables,), torch.int32, device=device)
+    upkeep_kernels.invalidate[(num_tables,)](
+        positions, *tables, tables.positions_max, tables.slots, BLOCK=BLOCK
+    )
+
+
+def reset(tables: Tables, table: int) -> None:
+    """Empty all slots of a table, for another request. Raises: IndexError."""
+    num_tables = len(tables.state)
+    if not 0 <= table < num_tables:
+        raise IndexError(f"table is {table} but must be 0 to {num_tables - 1}")
+    slots = tables.slots
+    tables.cache_slots[table] = -1
+    tables.tokens[table] = -1
+    tables.stamps[table] = 0
+    torch.arange(slots - 1, -1, -1, out=tables.free[table])
+    words = tables.state[table]
+    words[kernels.STEP.value] += 1
+    words[kernels.NUM_FREE.value] = slots
+    words[kernels.FRESH_START.value : kernels.FRESH_END.value + 1] = 0
 
 
 def lim(
