@@ -135,6 +135,18 @@ def test_rows_of_this_step_are_not_resident_for_it() -> None:
     assert twins.out.figures[0].tolist() == [0, 4]
 
 
+def test_rows_of_this_step_go_to_scratch_though_there_are_slots() -> None:
+    twins = Twins(slots=2)
+    twins.assign([[60, 61]])
+    twins.begin_step()
+    twins.defined[0].lookup(np.array([60, 61], np.int32))
+    twins.defined[0].admit(50, 54)
+    twins.defined[0].invalidate_from(60)
+    twins.upload()
+    twins.assign([[49, 50, 51, 53, 54]])
+    assert twins.out.scratch[0, :3].tolist() == [50, 51, 53]
+
+
 @pytest.mark.parametrize(("seed", "block"), [(0, 32), (1, 32), (2, 256), (3, 256)])
 def test_generated_steps(seed: int, block: int) -> None:
     draw = np.random.default_rng(seed)
