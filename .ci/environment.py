@@ -8,6 +8,7 @@ digest of what it was made from, so nothing is ever changed once it is complete:
     dev-<digest of the locks and the Python version>       packages of requirements/dev.lock
     base-<digest>, build-<digest>                          of a node; of what builds the wheel
     vllm-<digest>                                          of the tests in a real vLLM
+    triton-<digest>                                        of the tests of Triton kernels
     wheel-kvd-<digest of the sources>                      this checkout's wheel
     dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>  packages and wheel together
 
@@ -49,7 +50,7 @@ SITE: Final = Path("lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", 
 HEARTBEAT_SECONDS: Final = 10.0
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 PYTHON_MIN: Final = (3, 11)
-WHOLE_LOCKS: Final = frozenset({"vllm"})
+WHOLE_LOCKS: Final = frozenset({"triton", "vllm"})
 """Locks that hold everything needed: what their packages ask for beyond it is not installed."""
 TESTED_WITH: Final = {"unshare": "util-linux", "systemd-analyze": "systemd"}
 """Programs that tests run, and the Debian packages that have them."""
@@ -101,6 +102,11 @@ def vllm() -> Path:
     return _with_wheel("vllm")
 
 
+def triton() -> Path:
+    """Make the environment of the tests of Triton kernels: its locked packages and the wheel."""
+    return _with_wheel("triton")
+
+
 def wheel() -> Path:
     """Build this checkout's wheel; returns the file.
 
@@ -136,6 +142,7 @@ _ACTIONS: Final = {
     "make": make,
     "bare": bare,
     "vllm": vllm,
+    "triton": triton,
     "wheel": wheel,
     "develop": develop,
     "where": where,

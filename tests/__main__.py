@@ -34,12 +34,13 @@ ORDER: Final = (
     "sim",
     "e2e",
     "systemd",
+    "triton",
     "vllm",
     "mutants",
 )
 """Known tiers, what fails soonest first; one that is not named here runs after these."""
 
-ENVIRONMENTS: Final[Mapping[str, str]] = MappingProxyType({"vllm": "vllm"})
+ENVIRONMENTS: Final[Mapping[str, str]] = MappingProxyType({"triton": "triton", "vllm": "vllm"})
 """Tiers that need packages which no other has, and the action of .ci/environment.py that makes them
 an environment; all others run with the interpreter that runs this."""
 

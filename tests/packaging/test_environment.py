@@ -35,7 +35,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (root / "kvd").mkdir(parents=True)
     (root / "kvd" / "a.py").write_text("a = 1\n", encoding="utf-8")
     (root / "requirements").mkdir()
-    for name in ("base", "build", "dev", "vllm"):
+    for name in ("base", "build", "dev", "triton", "vllm"):
         (root / "requirements" / f"{name}.lock").write_text("", encoding="utf-8")
     monkeypatch.setattr(module, "ROOT", root)
     monkeypatch.setattr(module, "BUILD", root / "build")
@@ -156,10 +156,18 @@ def test_only_a_lock_that_holds_everything_is_installed_without_dependencies(
 ) -> None:
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(environment, "_run", lambda what, command, log: ran.append(command))
-    for name in ("base", "dev", "vllm"):
+    for name in ("base", "dev", "triton", "vllm"):
         environment._packages(name)
     installs = [command for command in ran if "install" in command]
-    assert ["--no-deps" in command for command in installs] == [False, False, True]
+    assert ["--no-deps" in command for command in installs] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", ["triton", "vllm"])
+def test_tier_with_packages_of_its_own_gets_them_and_the_wheel(
+    name: str, environment: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_with_wheel", lambda lock: environment.where() / lock)
+    assert environment._ACTIONS[name]() == environment.where() / name
 
 
 def test_vllm_is_found_by_the_name_it_looks_for(environment: ModuleType, tmp_path: Path) -> None:

