@@ -111,6 +111,15 @@ def test_more_requests_than_the_pool_holds_wait_for_their_turn(stock: list[Answe
             assert_same(engine.generate(asked(), NEW_TOKENS), stock)
 
 
+def test_a_demand_for_more_blocks_than_the_pool_has_is_cut(stock: list[Answer]) -> None:
+    """vLLM itself takes `num_gpu_blocks_override` as it is."""
+    with Node("pool.size=4718592B", "pool.low_water=1.0", "pool.high_water=1.0") as node:
+        how = HOW | {"max_model_len": 640, "num_gpu_blocks_override": 500}
+        with Engine("llama", kv_transfer_config=node.rolling(3), **how) as engine:
+            assert engine.num_blocks == 13
+            assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+
+
 def test_auto_decides_by_what_fits(stock: list[Answer]) -> None:
     with Node() as node:
         auto = node.transfer(layerwise_num_shared_buffers=3)

@@ -79,6 +79,8 @@ def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) 
         # The device holds another layer's rows: vLLM's own hits would read those.
         vllm_config.cache_config.enable_prefix_caching = False
     grown = plan.num_blocks * planner.resident_block_bytes
+    if shape.device_blocks_override:
+        _demand(vllm_config, plan.num_blocks)
     configs = original(vllm_config, declared, [grown] * len(declared))
     final = plan
     for one in configs:
@@ -87,6 +89,11 @@ def _plan(original: Any, vllm_config: Any, declared: Any, available: list[int]) 
         log.info("%s", merge_line(final))
     log.info("%s", start_table(final, vllm_config.scheduler_config.max_num_batched_tokens))
     return configs
+
+
+def _demand(vllm_config: Any, num_blocks: int) -> None:
+    """vLLM takes the number of blocks that was demanded, be there memory behind it or not."""
+    vllm_config.cache_config.num_gpu_blocks_override = num_blocks
 
 
 def _plan_sparse(
@@ -107,10 +114,9 @@ def _plan_sparse(
     for warning in (planner.warning, DEBUG_WARNING if plan.keep_device else ""):
         if warning:
             log.warning("kvd: %s", warning)
-    if shape.device_blocks_override:
-        # vLLM would take the number that was demanded, be there rows for it or not.
-        vllm_config.cache_config.num_gpu_blocks_override = plan.num_blocks
     grown = plan.num_blocks * planner.resident_block_bytes
+    if shape.device_blocks_override:
+        _demand(vllm_config, plan.num_blocks)
     configs = original(vllm_config, declared, [grown] * len(declared))
     for one in configs:
         final = sparse.place_sparse(one, plan)
