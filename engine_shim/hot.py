@@ -34,7 +34,7 @@ from engine_shim.hot_loads import SCRATCH, RequestLoads
 from engine_shim.hot_meter import GroupFigures, GroupMeter
 from engine_shim.hot_region import RegionRows, UntrackedLoadError
 from engine_shim.hot_requests import HotRequest
-from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, total
+from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency, total
 from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows, row_view
 from engine_shim.hot_types import HotFigures, HotHandle, HotOptions
 from kvd.plan.layout import RegionLayout
@@ -101,6 +101,7 @@ class HotBuffers:
         self._lender = BufferLender(options.num_buffers)
         self._epochs = itertools.count(1)
         self._requests: dict[int, HotRequest] = {}
+        self._books: dict[int, list[Residency]] = {}
         self._meters = [GroupMeter() for _ in groups]
         self._load_failures = self._holes = 0
 
@@ -342,12 +343,14 @@ class HotBuffers:
         return found
 
     def _lend(self, request: HotRequest) -> None:
-        """Lend a buffer. Its books are new: nothing of whoever had it before is in them."""
-        request.buffer = self._lender.lend()
+        """Lend a buffer. Its books are kept with it, and emptied: that is cheaper than new ones."""
+        buffer = self._lender.lend()
         failed = partial(self._load_failed, request)
         request.loads = RequestLoads(request.name, self._options.timeout_ns, failed)
-        request.books = [self._options.residency(self.layout.slots) for _ in self.groups]
-        request.steps = [range(0) for _ in self.groups]
+        if buffer not in self._books:
+            made = [self._options.residency(self.layout.slots) for _ in self.groups]
+            self._books[buffer] = made
+        request.take(buffer, self._books[buffer])
 
     def _give_back(self, request: HotRequest) -> None:
         if request.buffer == ABSENT:

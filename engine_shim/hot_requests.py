@@ -14,7 +14,8 @@ from engine_shim.hot_rows import WrittenRows
 class HotRequest:
     """books: for each group; [] without a buffer. steps: for each group the rows of its step.
 
-    past: for each group what the books of earlier buffers counted.
+    past: for each group what was counted in earlier buffers. before: what the books of this one had
+    counted for others.
     """
 
     name: str
@@ -25,18 +26,27 @@ class HotRequest:
     buffer: int = ABSENT
     books: list[Residency] = field(default_factory=list)
     steps: list[range] = field(default_factory=list)
+    before: list[HotStatistics] = field(default_factory=list)
     past: list[HotStatistics] = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing was counted yet."""
         self.past = [HotStatistics() for _ in range(self.num_groups)]
 
+    def take(self, buffer: int, books: list[Residency]) -> None:
+        """Take a buffer over; nothing of whoever had it before stays in its books."""
+        for one in books:
+            one.reset()
+        self.buffer, self.books = buffer, books
+        self.before = [one.statistics() for one in books]
+        self.steps = [range(0) for _ in books]
+
     def rows(self) -> tuple[HotStatistics, ...]:
         """What became of its rows, by group."""
         if not self.books:
             return tuple(self.past)
-        pairs = zip(self.past, self.books, strict=True)
-        return tuple(past + books.statistics() for past, books in pairs)
+        kept = zip(self.past, self.books, self.before, strict=True)
+        return tuple(past + books.statistics() - before for past, books, before in kept)
 
     def require(
         self,

@@ -82,6 +82,11 @@ class HotStatistics:
         names = (field.name for field in fields(self))
         return HotStatistics(**{it: getattr(self, it) + getattr(other, it) for it in names})
 
+    def __sub__(self, earlier: HotStatistics) -> HotStatistics:
+        """What came since, field by field."""
+        names = (field.name for field in fields(self))
+        return HotStatistics(**{it: getattr(self, it) - getattr(earlier, it) for it in names})
+
 
 def total(rows: Iterable[HotStatistics]) -> HotStatistics:
     """Sum of several."""

@@ -12,6 +12,13 @@ LENDING = "engine_shim.hot_lending"
 
 MUTANTS: Final = (
     Mutant(
+        "the books of a buffer keep the rows of whoever had it before",
+        "engine_shim.hot_requests",
+        "            one.reset()\n",
+        "            pass\n",
+        ("hot meter",),
+    ),
+    Mutant(
         "a victim is still found in the slot it lost",
         RESIDENCY,
         "        self._cache_slots[self._tokens[slot]] = ABSENT\n",

@@ -44,6 +44,7 @@ SUITES: Final = MappingProxyType(
         "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
         "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
+        "hot meter": ("tests/unit/engine_shim/test_hot_meter.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
         "row copies": ("tests/kernels/test_rows_copy.py",),
         "rows far away": ("tests/kernels/test_rows_copy.py", "-k", "gib"),

@@ -85,3 +85,20 @@ def test_waiting_for_late_loads_is_no_overlap() -> None:
     assert named["hot_merged"] == named["hot_0_merged"] > 0
     assert len(named) <= 64, "kvd takes no more of a member"
     rig.close()
+
+
+def test_a_buffer_s_next_request_finds_and_counts_nothing_of_the_last_one() -> None:
+    rig = HotRig()
+    for number in range(6):
+        handle = rig.hot.open("a", list(range(5)))
+        buffer = rig.hot.buffer_of(handle)
+        assert rig.hot.rows_of(handle)[0] == total(())
+        assert all(rig.hot.slot_of(handle, 0, at) == -1 for at in range(TOKENS + 2)), number
+        for layer in range(3):
+            rig.hot.land(handle, layer, 0, rig.rows("a", layer, 0, TOKENS))
+        steps(rig, handle, 2)
+        first = rig.hot.rows_of(handle)[0]
+        rig.hot.close(handle)
+        assert buffer == 0
+        assert rig.hot.statistics().groups[0].rows.misses == (number + 1) * first.misses
+    rig.close()
