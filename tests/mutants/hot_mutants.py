@@ -54,15 +54,6 @@ MUTANTS: Final = (
         ("hot machine",),
     ),
     Mutant(
-        "the books of a buffer are those of the request before",
-        HOT,
-        "        request.steps = [range(0) for _ in self.groups]\n",
-        "        request.steps = [range(0) for _ in self.groups]\n"
-        "        kept = self.__dict__.setdefault('kept', {})\n"
-        "        request.books = kept.setdefault(request.buffer, request.books)\n",
-        ("hot machine",),
-    ),
-    Mutant(
         "rejected drafts stay in the hot buffer",
         HOT,
         "            books.invalidate_from(num_tokens)\n",

@@ -51,7 +51,8 @@ def test_failed_scratch_load() -> None:
 
 
 def test_hanging_load_keeps_its_buffer_until_it_ends() -> None:
-    world = HotRig([Rule(Hang(), kind="copy", nth=0)], timeout_ns=MS)
+    # Long enough for the loads that do not hang, on a machine that is busy.
+    world = HotRig([Rule(Hang(), kind="copy", nth=0)], timeout_ns=250 * MS)
     assert isinstance(world.device, FaultyDevice)
     handle, other = world.open("r"), world.open("other", first=5)
     world.begin(handle, 1, 12)
