@@ -12,6 +12,9 @@ from engine_shim.hot import NoHotBufferError
 from engine_shim.testing import Fail, FaultyDevice, Hang, Late, Lose, Rule
 from tests.unit.engine_shim.hot_rig import MS, ROW_BYTES, HotRig
 
+SHORT = 250 * MS
+"""Time for loads to end on a busy machine; those that hang are waited for as long."""
+
 
 def test_failed_load_empties_the_group_and_is_raised() -> None:
     world = HotRig([Rule(Fail(moved=0.5), kind="copy", nth=0)])
@@ -51,8 +54,7 @@ def test_failed_scratch_load() -> None:
 
 
 def test_hanging_load_keeps_its_buffer_until_it_ends() -> None:
-    # Long enough for the loads that do not hang, on a machine that is busy.
-    world = HotRig([Rule(Hang(), kind="copy", nth=0)], timeout_ns=250 * MS)
+    world = HotRig([Rule(Hang(), kind="copy", nth=0)], timeout_ns=SHORT)
     assert isinstance(world.device, FaultyDevice)
     handle, other = world.open("r"), world.open("other", first=5)
     world.begin(handle, 1, 12)
@@ -81,7 +83,7 @@ def test_hanging_load_keeps_its_buffer_until_it_ends() -> None:
 
 
 def test_buffer_whose_completion_was_lost_is_never_lent_again() -> None:
-    world = HotRig([Rule(Lose(), kind="record", nth=0)], timeout_ns=MS)
+    world = HotRig([Rule(Lose(), kind="record", nth=0)], timeout_ns=SHORT)
     handle = world.open("r")
     with pytest.raises(DeviceError, match="did not end"):
         world.step(handle, 1, 12, [0, 1])
@@ -119,7 +121,7 @@ def test_stream_that_takes_nothing() -> None:
 
 
 def test_load_without_its_event_takes_its_buffer_for_good() -> None:
-    world = HotRig([Rule(Hang(), kind="copy", nth=0)], queue_max=3, timeout_ns=MS)
+    world = HotRig([Rule(Hang(), kind="copy", nth=0)], queue_max=3, timeout_ns=SHORT)
     assert isinstance(world.device, FaultyDevice)
     handle = world.open("r")
     world.begin(handle, 1, 12)
