@@ -8,14 +8,14 @@ from the hot buffer and the scratch tile, and is bit for bit what a `ResidentCac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine_shim.device import Device, DeviceMemory
 from engine_shim.device_memory import mapping_of
-from engine_shim.hot import HotBuffers, HotFigures, HotOptions, Plan
+from engine_shim.hot import HotBuffers, HotFigures, HotOptions
+from engine_shim.hot_places import Places
 from engine_shim.reference.cache import BlockTable, PagedView
 from engine_shim.reference.config import ModelConfig
 from engine_shim.reference.layouts import rows_tensor
@@ -140,35 +140,6 @@ def _index_tensors(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """A plan as tensors: positions [N] int64 ascending, places [N] int64."""
-
-    plan: Plan
-    positions: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, plan: Plan) -> _Places:
-        positions = torch.tensor(plan.positions.tolist(), dtype=torch.int64)
-        return cls(plan, positions, torch.tensor(plan.places.tolist(), dtype=torch.int64))
-
-    def find(self, selected: Tensor) -> Tensor:
-        """Places of positions of any shape; -1 becomes the first place.
-
-        Raises: ValueError for a position that was not announced.
-        """
-        at = torch.searchsorted(self.positions, selected.clamp(min=0).flatten())
-        at = at.clamp(max=self.positions.shape[0] - 1).view(selected.shape)
-        strange = (self.positions[at] != selected) & (selected >= 0)
-        if bool(strange.any()):
-            raise ValueError(
-                f"position {int(selected[strange][0])} is gathered but was not selected; "
-                "announce it with `selected`"
-            )
-        return self.places[at]
-
-
 class HotCache:
     """`KvCache` of one decoding request; see `cache.py` for the calls. Made by `HotStore.open`."""
 
@@ -184,7 +155,7 @@ class HotCache:
             config.index_layers.index(config.index_layer_of(layer))
             for layer in range(config.num_layers)
         ]
-        self._selected: dict[int, _Places] = {}
+        self._selected: dict[int, Places] = {}
         self._ready_layer = -1
 
     def extend(self, blocks: Sequence[int]) -> None:
@@ -245,7 +216,7 @@ class HotCache:
         """Start to load what the hot buffer lacks, for all layers that follow this selection."""
         group = self._group[layer]
         plan = self._hot.select(self._handle, group, positions.tolist())
-        self._selected[group] = _Places.of(plan)
+        self._selected[group] = Places.of(plan)
 
     def gather(self, layer: int, selected: Tensor) -> Tensor:
         """Return a copy of the selected rows; some row stands at -1."""

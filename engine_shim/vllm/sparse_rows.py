@@ -27,7 +27,8 @@ from vllm.forward_context import get_forward_context
 
 from engine_shim.device import DeviceError
 from engine_shim.device_memory import mapping_of
-from engine_shim.hot import HoleError, HotBuffers, HotHandle, NoHotBufferError, Plan
+from engine_shim.hot import HoleError, HotBuffers, HotHandle, NoHotBufferError
+from engine_shim.hot_places import Places
 from engine_shim.vllm import sparse_math
 from engine_shim.vllm.cpu_sparse import PagedRows, SparseMetadata
 from engine_shim.vllm.messages import Failure
@@ -42,27 +43,6 @@ NOTHING: Final = Failure("nothing", "there is nothing to write")
 """Of a draft that is not computed; nobody is told."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """A plan as tensors: positions [N] ascending, and their places [N], both int64."""
-
-    plan: Plan
-    positions: torch.Tensor
-    places: torch.Tensor
-
-    @classmethod
-    def of(cls, plan: Plan) -> Places:
-        """Copy a plan."""
-        positions = torch.tensor(plan.positions.tolist(), dtype=torch.int64)
-        return cls(plan, positions, torch.tensor(plan.places.tolist(), dtype=torch.int64))
-
-    def find(self, selected: torch.Tensor) -> torch.Tensor:
-        """Places of selected positions, in their shape; padding (-1) gets the first place."""
-        found = torch.searchsorted(self.positions, selected.clamp(min=0).to(torch.int64))
-        places = self.places[found.clamp(max=len(self.positions) - 1)]
-        return torch.where(selected >= 0, places, self.places[0])
 
 
 @dataclass(slots=True, eq=False)

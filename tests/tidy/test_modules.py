@@ -51,6 +51,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine_shim.vllm": frozenset({"torch", VLLM}),
         "engine_shim.vllm.demo": frozenset({"torch", *WITH_VLLM}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
+        "engine_shim.hot_places": frozenset({"torch"}),
         "kvd_kernels": frozenset(),
         "kvd_kernels.residency_reference": frozenset({"numpy"}),
         "kvd_kernels.rows_reference": frozenset({"numpy"}),
