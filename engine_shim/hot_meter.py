@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -60,29 +60,21 @@ class GroupMeter:
         self.sampled += self.is_sampled
         self.steps += 1
 
-    @contextmanager
-    def managing(self) -> Iterator[None]:
+    def managing(self) -> AbstractContextManager[None]:
         """Time what is done in the books, if the step is timed."""
-        if not self.is_sampled:
-            yield
-            return
-        started = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.managed_ns += time.perf_counter_ns() - started
+        return self._timing("managed_ns") if self.is_sampled else nullcontext()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Time a wait for loads, if the step is timed."""
+        return self._timing("waited_ns") if self.is_sampled else nullcontext()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time a wait for loads, if the step is timed."""
-        if not self.is_sampled:
-            yield
-            return
+    def _timing(self, name: str) -> Iterator[None]:
         started = time.perf_counter_ns()
         try:
             yield
         finally:
-            self.waited_ns += time.perf_counter_ns() - started
+            setattr(self, name, getattr(self, name) + time.perf_counter_ns() - started)
 
     def copy_timer(self) -> CopyTimer | None:
         """What times a copy of this step, None when it is not timed."""
