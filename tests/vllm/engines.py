@@ -164,6 +164,27 @@ def prompt(seed: int, length: int) -> list[int]:
     return [chance.randrange(models.BYTES) for _ in range(length)]
 
 
+def abort_at_each_step(engine: Engine, length: int, num_tokens: int) -> None:
+    """Run three requests at a time, and abort two of them after one step, after two, up to six.
+
+    Args: length: tokens of a prompt; num_tokens: that would be generated.
+    """
+    from vllm import SamplingParams
+
+    core = engine.llm.llm_engine
+    for steps in range(1, 7):
+        names = [f"abort-{steps}-{at}" for at in range(3)]
+        for at, name in enumerate(names):
+            sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+            tokens = prompt(100 * steps + at, length)
+            core.add_request(name, {"prompt_token_ids": tokens}, sampling)
+        for _ in range(steps):
+            core.step()
+        core.abort_request(names[:2])
+        while core.has_unfinished_requests():
+            core.step()
+
+
 def assert_same(got: Iterable[Answer], wanted: Iterable[Answer], digits: int = 5) -> None:
     """Assert that answers have the same tokens, and log probabilities that agree to some digits.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.vllm.engines import Answer, Engine, assert_same, prompt
+from tests.vllm.engines import Answer, Engine, abort_at_each_step, assert_same, prompt
 from tests.vllm.node import Node
 
 NEW_TOKENS: Final = 6
@@ -81,21 +81,8 @@ def count_calls(owner: Any, name: str) -> list[str]:
 
 
 def test_an_abort_at_any_step_leaves_nothing_pinned(stock: list[Answer]) -> None:
-    from vllm import SamplingParams
-
     with Node() as node, Engine("llama", kv_transfer_config=node.rolling(2), **HOW) as engine:
-        core = engine.llm.llm_engine
-        for steps in range(1, 7):
-            names = [f"abort-{steps}-{at}" for at in range(3)]
-            for at, name in enumerate(names):
-                sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-                tokens = prompt(100 * steps + at, 400)
-                core.add_request(name, {"prompt_token_ids": tokens}, sampling)
-            for _ in range(steps):
-                core.step()
-            core.abort_request(names[:2])
-            while core.has_unfinished_requests():
-                core.step()
+        abort_at_each_step(engine, 400, NEW_TOKENS)
         assert_same(engine.generate(asked(), NEW_TOKENS), stock)
         (seen,) = node.engines()
         assert (seen["requests"], node.blocks()["filling"]) == (0, 0)

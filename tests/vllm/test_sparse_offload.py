@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 import pytest
 
 from tests.vllm import models
-from tests.vllm.engines import Answer, Engine, assert_same, prompt
+from tests.vllm.engines import Answer, Engine, abort_at_each_step, assert_same, prompt
 from tests.vllm.sparse_node import BLOCK, HOW, SPARSE, TOPK, SparseNode, told, worker_of
 from tests.vllm.test_offload_requests import count_calls
 
@@ -119,22 +119,9 @@ def test_preempted_requests_come_back(node: SparseNode) -> None:
 def test_an_abort_at_any_step_gives_its_hot_buffer_back(
     stock: Callable[[str], Stock], node: SparseNode
 ) -> None:
-    from vllm import SamplingParams
-
     model, (_, wanted) = SPARSE[0], stock(SPARSE[0])
     with Engine(model, kv_transfer_config=node.sparse(), **HOW) as engine:
-        core = engine.llm.llm_engine
-        for steps in range(1, 7):
-            names = [f"abort-{steps}-{at}" for at in range(3)]
-            for at, name in enumerate(names):
-                sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-                tokens = prompt(100 * steps + at, 150)
-                core.add_request(name, {"prompt_token_ids": tokens}, sampling)
-            for _ in range(steps):
-                core.step()
-            core.abort_request(names[:2])
-            while core.has_unfinished_requests():
-                core.step()
+        abort_at_each_step(engine, 150, NEW_TOKENS)
         assert_same(engine.generate(some(), NEW_TOKENS), wanted)
         engine.generate([prompt(42, 200)], 1)
         seen = told(node, engine)
