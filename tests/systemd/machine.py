@@ -156,10 +156,8 @@ class Machine:
 
     def _is_up(self) -> bool:
         assert self._outer.poll() is None, "systemd ended"
-        children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children")
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            self._init = int(children.read_text().split()[0]) if children.read_text() else 0
-        if not self._init or Path(f"/proc/{self._init}/comm").read_text() != "systemd\n":
+        self._init = child_named("systemd", self._outer.pid)
+        if not self._init:
             return False
         state = self.run("systemctl", "is-system-running", check=False)
         return state.strip() in ("running", "degraded")
@@ -219,6 +217,22 @@ class Machine:
         )
         self._log.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def child_named(name: str, parent: int) -> int:
+    """Process id of the child of this name, 0 if there is none.
+
+    Before a shell becomes what it starts at last, its children live as long as a `mount` takes:
+    each of them may be gone when it is looked at.
+    """
+    try:
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{child}/comm").read_text() == f"{name}\n":
+                    return int(child)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
 
 
 def needed_paths() -> list[str]:

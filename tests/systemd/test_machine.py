@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.integration.live_kvd import until
 from tests.systemd import machine as module
-from tests.systemd.machine import ROOT, Machine, needed_paths
+from tests.systemd.machine import ROOT, Machine, child_named, needed_paths
 
 WRITABLE = "touch {0}/kvd-machine-probe 2> /dev/null && echo written; rm -f {0}/kvd-machine-probe"
 
@@ -27,6 +29,17 @@ def test_whole_disk_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOT", Path("/srv"))
     with pytest.raises(AssertionError, match="/srv is too much to share"):
         needed_paths()
+
+
+def test_children_that_end_while_they_are_looked_at_are_not_the_machine() -> None:
+    command = ("sh", "-c", "while :; do /bin/true; done")
+    with subprocess.Popen(command) as shell:
+        try:
+            assert {child_named("systemd", shell.pid) for _ in range(3000)} == {0}
+            until(lambda: child_named("true", shell.pid) > 0, "a child that lives for a moment")
+        finally:
+            shell.kill()
+    assert child_named("systemd", shell.pid) == 0
 
 
 def test_what_is_shared_is_read_only(booted: Machine) -> None:
