@@ -17,11 +17,11 @@ BENCH_ARGS ?=
 DEEP ?= 20
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help env demo demo-vllm test test-all lint format bench develop clean clean-env
+.PHONY: help env demo demo-vllm test test-all test-aarch64 lint format bench develop clean clean-env
 
 help: ## show this list
 	@echo "kvd: make TARGET"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@sed -n 's/^# Options: /Options: /p' $(MAKEFILE_LIST)
 
 env: ## make the environment of this checkout and link it as .venv
@@ -39,7 +39,7 @@ lint: env ## style, types, import contracts, tidiness; all of them, whatever the
 	$(TIMED) "ruff check" $(RUN) -m ruff check . || failed=1; \
 	$(TIMED) "ruff format" $(RUN) -m ruff format --check . || failed=1; \
 	$(TIMED) "mypy" $(RUN) -m mypy $(TYPED) || failed=1; \
-	$(TIMED) "mypy of .ci" $(RUN) -m mypy .ci/environment.py || failed=1; \
+	$(TIMED) "mypy of .ci" $(RUN) -m mypy .ci/environment.py .ci/aarch64.py || failed=1; \
 	$(TIMED) "import contracts" env PYTHONPATH=.:kernels $(RUN) -c \
 	  'from importlinter.cli import lint_imports_command as lint; lint()' || failed=1; \
 	$(TIMED) "tidy" $(RUN) -m tests tidy || failed=1; \
@@ -63,6 +63,9 @@ test-all: ## every test at every Python that is installed, then DEEP times as de
 	@$(MAKE) env
 	@KVD_TEST_DEPTH=$(DEEP) $(TIMED) "deep tests" \
 	  $(RUN) -m tests stateful exhaustive sim -- --timeout=7200
+
+test-aarch64: env ## the tests of the kernels on aarch64 (NEON), emulated by qemu
+	@$(PYTHON) .ci/aarch64.py $(TEST_ARGS)
 
 bench: env ## every bench, a table each; BENCHES="control" runs some, BENCH_ARGS="--gate" judges
 	@failed=0; \

@@ -112,14 +112,14 @@ def wheel() -> Path:
 
     The digest is taken again after the build: an edit in between would leave it with a wrong name.
     """
-    tools = _packages("build")
+    tools = packages_of("build")
     for _ in range(3):
-        digest = _digest(tools.name.encode(), *_sources())
+        digest = digest_of(tools.name.encode(), *_sources())
         made = where() / f"wheel-kvd-{digest}"
-        with _making(made) as needed:
+        with making(made) as needed:
             if needed:
                 _build_wheel(tools, made)
-                if _digest(tools.name.encode(), *_sources()) != digest:
+                if digest_of(tools.name.encode(), *_sources()) != digest:
                     shutil.rmtree(made)
         if made.exists():
             return next(made.glob("kvd-*.whl"))
@@ -128,13 +128,13 @@ def wheel() -> Path:
 
 def develop() -> Path:
     """Make `build/develop`, where kvd is the checkout itself; for people who edit kernels."""
-    packages = _packages("dev")
+    packages = packages_of("dev")
     with _lock(BUILD / "develop.lock", "build/develop"):
         made = BUILD / "develop"
         shutil.rmtree(made, ignore_errors=True)
         _thin_venv(made, packages)
         editable = ("install", "--no-deps", "--no-index", "--no-build-isolation", "-e", str(ROOT))
-        _run("installing the checkout", (*_pip_into(made, packages), *editable), made / "log")
+        run("installing the checkout", (*_pip_into(made, packages), *editable), made / "log")
     return made
 
 
@@ -149,30 +149,31 @@ _ACTIONS: Final = {
 }
 
 
-def _digest(*parts: bytes) -> str:
+def digest_of(*parts: bytes) -> str:
+    """Return a name for these bytes, which no other split of them into parts has."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
     return whole.hexdigest()[:12]
 
 
-def _packages(name: str) -> Path:
+def packages_of(name: str) -> Path:
     """Return the environment with the packages of requirements/NAME.lock, made if need be."""
     lock = ROOT / "requirements" / f"{name}.lock"
     included = re.findall(r"^-r (.+)$", lock.read_text(encoding="utf-8"), re.MULTILINE)
     locks = (lock, *(lock.with_name(other) for other in included))
-    digest = _digest(MACHINE.encode(), *(part.read_bytes() for part in locks))
+    digest = digest_of(MACHINE.encode(), *(part.read_bytes() for part in locks))
     made = where() / f"{name}-{digest}"
-    with _making(made) as needed:
+    with making(made) as needed:
         if needed:
             _need_system_packages()
             python = made / "bin" / "python"
             log = made / "log"
-            _run("making a venv", (PYTHON, "-m", "venv", str(made)), log)
+            run("making a venv", (PYTHON, "-m", "venv", str(made)), log)
             install = ("-m", "pip", "install", "--progress-bar", "off", "-r", str(lock))
             options = ("--no-deps",) if name in WHOLE_LOCKS else ()
             what = f"installing {lock.relative_to(ROOT)}"
-            _run(f"{what}, once per machine", (str(python), *install, *options), log)
+            run(f"{what}, once per machine", (str(python), *install, *options), log)
             _name_vllm(made / SITE)
     return made
 
@@ -192,14 +193,14 @@ def _name_vllm(site: Path) -> None:
 
 def _with_wheel(name: str) -> Path:
     """Return the environment of requirements/NAME.lock plus this checkout's wheel."""
-    packages, built = _packages(name), wheel()
+    packages, built = packages_of(name), wheel()
     made = where() / f"{packages.name}-{built.parent.name.removeprefix('wheel-')}"
-    with _making(made) as needed:
+    with making(made) as needed:
         if needed:
             _thin_venv(made, packages)
             install = ("install", "--no-deps", "--no-index", "--force-reinstall", str(built))
             pip = _pip_into(made, packages)
-            _run("installing the wheel", (*pip, *install), made / "log")
+            run("installing the wheel", (*pip, *install), made / "log")
     return made
 
 
@@ -223,14 +224,14 @@ def _build_wheel(tools: Path, into: Path) -> None:
         where_built = f"build-dir={BUILD / f'native-{tools.name}'}"
         options = ("--config-settings", where_built, "--wheel-dir", str(into), str(ROOT))
         command = (str(tools / "bin" / "python"), "-m", "pip", *offline, *options)
-        _run("building the wheel", command, into / "log")
+        run("building the wheel", command, into / "log")
 
 
 def _thin_venv(made: Path, packages: Path) -> None:
     """Make a venv that holds nothing and sees the packages of another."""
     log = made / "log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _run("making a venv", (PYTHON, "-m", "venv", "--without-pip", str(made)), log)
+    run("making a venv", (PYTHON, "-m", "venv", "--without-pip", str(made)), log)
     (made / SITE / "packages.pth").write_text(f"{packages / SITE}\n", encoding="utf-8")
     ruff = packages / "bin" / "ruff"
     if ruff.exists():  # its Python module looks for the program beside the interpreter only
@@ -264,7 +265,7 @@ def _prune(kept: Path) -> None:
 
 
 @contextlib.contextmanager
-def _making(made: Path) -> Iterator[bool]:
+def making(made: Path) -> Iterator[bool]:
     """Hold the lock of a directory; yields whether it has to be made, and marks it complete."""
     marker = made / COMPLETE
     if marker.exists():
@@ -319,11 +320,11 @@ def _need_system_packages() -> None:
         raise SetupError(f"this machine lacks {', '.join(missing)}: sudo {' '.join(command)}")
     _say(f"this machine lacks {', '.join(missing)}")
     log = where() / "apt.log"
-    _run("apt-get update", ("apt-get", "update"), log)
-    _run(" ".join(command), command, log)
+    run("apt-get update", ("apt-get", "update"), log)
+    run(" ".join(command), command, log)
 
 
-def _run(what: str, command: Sequence[str], log: Path) -> None:
+def run(what: str, command: Sequence[str], log: Path, directory: Path | None = None) -> None:
     """Run a step with its output in a log, saying that it goes on while it does.
 
     Raises: SetupError with the end of the log when the step fails.
@@ -334,7 +335,12 @@ def _run(what: str, command: Sequence[str], log: Path) -> None:
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=directory,
         )
         try:
             while process.poll() is None:

@@ -51,7 +51,7 @@ def test_failed_step_shows_its_command_and_the_end_of_its_output(
 ) -> None:
     command = (sys.executable, "-c", "import sys; sys.exit('no space left')")
     with pytest.raises(environment.SetupError) as caught:
-        environment._run("making a cake", command, tmp_path / "log")
+        environment.run("making a cake", command, tmp_path / "log")
     assert str(caught.value).startswith("making a cake failed")
     assert "sys.exit" in str(caught.value)
     assert str(caught.value).rstrip().endswith("no space left")
@@ -61,17 +61,17 @@ def test_failed_making_is_not_taken_for_whole(environment: ModuleType, tmp_path:
     made = tmp_path / "cache" / "kvd-env" / "dev-1"
 
     def half_made() -> None:
-        with environment._making(made) as needed:
+        with environment.making(made) as needed:
             assert needed
             (made / "half").touch()
             raise OSError("broken")
 
     with pytest.raises(OSError, match="broken"):
         half_made()
-    with environment._making(made) as needed:
+    with environment.making(made) as needed:
         assert needed
         assert not (made / "half").exists()
-    with environment._making(made) as needed:
+    with environment.making(made) as needed:
         assert not needed
 
 
@@ -94,7 +94,7 @@ def test_sources_that_never_rest_are_an_error(
         source.write_text(source.read_text(encoding="utf-8") + "#\n", encoding="utf-8")
         (into / "kvd-0-x.whl").touch()
 
-    monkeypatch.setattr(environment, "_packages", lambda name: environment.where() / name)
+    monkeypatch.setattr(environment, "packages_of", lambda name: environment.where() / name)
     monkeypatch.setattr(environment, "_build_wheel", edit_while_building)
     with pytest.raises(environment.SetupError, match="changed during each of three builds"):
         environment.wheel()
@@ -125,7 +125,7 @@ def test_unknown_action_is_refused() -> None:
 
 def test_digest_follows_what_sources_say_and_are_called(environment: ModuleType) -> None:
     def digest() -> str:
-        return str(environment._digest(*environment._sources()))
+        return str(environment.digest_of(*environment._sources()))
 
     top = environment.ROOT / "kvd"
     first = digest()
@@ -142,22 +142,22 @@ def test_digest_follows_what_sources_say_and_are_called(environment: ModuleType)
 def test_digest_of_packages_follows_what_a_lock_includes(
     environment: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "_run", lambda what, command, log: None)
+    monkeypatch.setattr(environment, "run", lambda what, command, log: None)
     locks = environment.ROOT / "requirements"
     (locks / "dev.lock").write_text("-r base.lock\na==1\n", encoding="utf-8")
-    first = environment._packages("dev")
-    assert environment._packages("dev") == first
+    first = environment.packages_of("dev")
+    assert environment.packages_of("dev") == first
     (locks / "base.lock").write_text("b==1\n", encoding="utf-8")
-    assert environment._packages("dev") != first
+    assert environment.packages_of("dev") != first
 
 
 def test_only_a_lock_that_holds_everything_is_installed_without_dependencies(
     environment: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(environment, "_run", lambda what, command, log: ran.append(command))
+    monkeypatch.setattr(environment, "run", lambda what, command, log: ran.append(command))
     for name in ("base", "dev", "triton", "vllm"):
-        environment._packages(name)
+        environment.packages_of(name)
     installs = [command for command in ran if "install" in command]
     assert ["--no-deps" in command for command in installs] == [False, False, True, True]
 
@@ -183,7 +183,7 @@ def test_environment_without_vllm_gets_no_name(environment: ModuleType, tmp_path
 
 
 def test_parts_of_a_digest_do_not_run_together(environment: ModuleType) -> None:
-    assert environment._digest(b"ab", b"c") != environment._digest(b"a", b"bc")
+    assert environment.digest_of(b"ab", b"c") != environment.digest_of(b"a", b"bc")
 
 
 def test_link_follows_the_newest(environment: ModuleType, tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_second_maker_waits_and_finds_it_made(environment: ModuleType) -> None:
     results: list[bool] = []
 
     def second() -> None:
-        with environment._making(made) as needed:
+        with environment.making(made) as needed:
             results.append(needed)
 
-    with environment._making(made) as needed:
+    with environment.making(made) as needed:
         assert needed
         thread = threading.Thread(target=second)
         thread.start()
