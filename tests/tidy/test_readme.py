@@ -33,7 +33,7 @@ def code_of(text: str) -> Iterator[str]:
 @cache
 def make_targets() -> frozenset[str]:
     """Return the targets of the Makefile."""
-    return frozenset(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    return frozenset(re.findall(r"^([a-z0-9-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
 
 
 @cache
