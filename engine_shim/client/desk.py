@@ -240,9 +240,9 @@ class SlotDesk(Announcements):
             use = core.books.use_of(tenancy)
             core.books.check_computed(use)
             # What is still saved keeps the slot as long, and its end takes this along.
-            ticket = self._post_end([item], sizes, rides=bool(use.savers))
-            use.compute.ended, use.compute.ok = ticket, ok
             rides = bool(use.savers)
+            ticket = self._post_end([item], sizes, rides=rides)
+            use.compute.ended, use.compute.ok = ticket, ok
         if not rides:
             core.send()
         return ticket

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine_shim.testing import Delay, Fail, Rule
+from engine_shim.testing import Delay, Fail, Hang, Rule
 from engine_shim.vllm.messages import StepOrder
+from tests.unit.client.waiting import until
 from tests.unit.engine_shim.vllm.plans import TOKENS
 from tests.unit.engine_shim.vllm.toy_worker import LAYERS, Engine, toy_plan
 
@@ -18,6 +19,10 @@ MS = 1_000_000
 LATE = (
     Rule(Delay(3 * MS), stream="save", kind="copy"),
     Rule(Delay(3 * MS), stream="load", kind="copy"),
+)
+HUNG_AND_FAILED = (
+    Rule(Hang(), stream="load", kind="copy", nth=LAST),
+    Rule(Fail(), stream="load", kind="host", nth=LAST),
 )
 
 Make = Callable[..., Engine]
@@ -85,7 +90,8 @@ def test_a_draft_layer_whose_buffer_is_another_s_by_now_fails_the_step(make: Mak
 
 def test_what_was_asked_for_before_the_drafts_ran_tells_of_them(make: Make) -> None:
     """vLLM takes the report of a step that guesses tokens before its draft layers have run."""
-    engine = make((Rule(Fail(), stream="load", kind="copy", nth=LAST),), toy_plan(drafts=1))
+    # The draft layer's load begins ahead of it: it fails once the report is taken, not before.
+    engine = make(HUNG_AND_FAILED, toy_plan(drafts=1))
     engine.prefill("a", TEXT, 64)
     pooled = engine.admit("b", TEXT)
     request = engine.request(pooled, FOUND, len(TEXT))
@@ -97,6 +103,7 @@ def test_what_was_asked_for_before_the_drafts_ran_tells_of_them(make: Make) -> N
     report, blocks = engine.worker.take_report(), engine.worker.take_bad_blocks()
     assert report is not None
     assert not report.failed
+    until(lambda: engine.device.resume("load") == 1)
     assert not engine.worker.before_layer(LAST)
     engine.worker.end()
     assert report.failed["b"].code == "injected"
