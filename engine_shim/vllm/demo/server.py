@@ -68,7 +68,7 @@ class Completion:
     seconds: float
     num_prompt: int
     num_cached: int
-    finish: str | None
+    finish: str
 
 
 class VllmServer:
@@ -179,6 +179,9 @@ class VllmServer:
                     first_s = time.monotonic() - began
             usage = said.get("usage") or usage
         else:
+            finish = None
+        # A server that is told to end closes its streams in good order, with nothing said of why.
+        if finish is None:
             raise self._failed(f"broke off a request after {len(tokens)} tokens")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         seconds = time.monotonic() - began

@@ -63,6 +63,9 @@ def test_whole_answer_has_its_tokens_and_what_was_found(tmp_path: Path) -> None:
     ("said", "status", "message"),
     [
         (events(FIRST, end=""), 200, "server one broke off a request after 1 tokens"),
+        (events(FIRST, LAST, end=""), 200, "server one broke off a request after 2 tokens"),
+        (events(FIRST, COUNT), 200, "server one broke off a request after 1 tokens"),
+        (events(COUNT), 200, "server one broke off a request after 0 tokens"),
         (events(FIRST, {"error": {"code": 500}}), 200, "server one ended a request: .*500"),
         (b"no room", 503, "server one answered 503: no room"),
     ],
