@@ -16,7 +16,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -58,34 +57,37 @@ for kernels in (copy_kernels(), residency_kernels(), row_kernels()):
 def main() -> int:
     """Make what is missing, build, and run the tests; their exit status."""
     try:
-        missing = [name for program, name in NEEDED.items() if shutil.which(program) is None]
-        if missing:
-            lacks = " ".join(missing)
-            remedy = f"sudo apt-get install -y --no-install-recommends {lacks}"
-            raise SetupError(f"this machine lacks {lacks}: {remedy}")
-        root, site = _root(), _site()
-        _build(root, site)
+        _need()
+        root = _root()
+        path = (_build(root), _site(), ROOT)
     except SetupError as error:
         print(f"aarch64: {error}", file=sys.stderr)
         return 1
-    interpreter = ("qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11"))
-    shown = subprocess.run((*interpreter, "-c", CHOSEN), env=_environment(root, site), check=False)
-    if shown.returncode:
-        return shown.returncode
+    python = ("qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11"))
+    surroundings = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHOME": str(root / "usr"),
+        "PYTHONPATH": ":".join(map(str, path)),
+    }
     files = [f"tests/kernels/test_{name}.py" for name in TESTS]
     options = ("-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT_SECONDS}", "-k", NOT_EMULATED)
-    done = subprocess.run(
-        (*interpreter, "-m", "pytest", *options, *files, *sys.argv[1:]),
-        cwd=ROOT,
-        env=_environment(root, site),
-        check=False,
-    )
-    return done.returncode
+    for command in (("-c", CHOSEN), ("-m", "pytest", *options, *files, *sys.argv[1:])):
+        done = subprocess.run((*python, *command), cwd=ROOT, env=surroundings, check=False)
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
-def _environment(root: Path, site: Path) -> Mapping[str, str]:
-    more = {"PYTHONHOME": str(root / "usr"), "PYTHONPATH": f"{site}:{ROOT}"}
-    return {**os.environ, **more, "PYTHONDONTWRITEBYTECODE": "1"}
+def _need() -> None:
+    """Raise SetupError for what this machine lacks, with the remedy."""
+    if sys.version_info[:2] != (3, 11):
+        raise SetupError("the interpreter of aarch64 is Python 3.11: make PYTHON=python3.11")
+    missing = [name for program, name in NEEDED.items() if shutil.which(program) is None]
+    if missing:
+        lacks = " ".join(missing)
+        remedy = f"sudo apt-get install -y --no-install-recommends {lacks}"
+        raise SetupError(f"this machine lacks {lacks}: {remedy}")
 
 
 def _root() -> Path:
@@ -93,22 +95,24 @@ def _root() -> Path:
 
     apt gets lists and an architecture of its own: those of the system stay as they are.
     """
-    made = environment.where() / f"aarch64-{environment.digest_of(' '.join(INTERPRETER).encode())}"
+    made = (
+        environment.where()
+        / f"aarch64-python-{environment.digest_of(' '.join(INTERPRETER).encode())}"
+    )
     with environment.making(made) as needed:
         if needed:
             for name in ("lists/partial", "cache/archives/partial", "debs"):
                 (made / name).mkdir(parents=True)
             (made / "status").touch()
-            apt: tuple[str, ...] = (
-                "apt-get",
-                "-o",
-                "APT::Architecture=arm64",
-                "-o",
-                "APT::Architectures=arm64",
+            options = (
+                *(
+                    "APT::Architecture=arm64",
+                    "APT::Architectures=arm64",
+                    f"Dir::Cache={made}/cache",
+                ),
+                *(f"Dir::State::lists={made}/lists", f"Dir::State::status={made}/status"),
             )
-            own: tuple[str, ...] = (f"State::lists={made}/lists", f"State::status={made}/status")
-            own = (*own, f"Cache={made}/cache")
-            apt += tuple(word for one in own for word in ("-o", f"Dir::{one}"))
+            apt = ("apt-get", *(word for option in options for word in ("-o", option)))
             log = made / "log"
             environment.run("apt-get update, of arm64", (*apt, "update"), log)
             fetch = (*apt, "download", *INTERPRETER)
@@ -128,7 +132,9 @@ def _site() -> Path:
         lock = (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8")
         pinned.update(re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE))
     wanted = [f"{name}=={pinned[name]}" for name in PACKAGES]
-    made = environment.where() / f"aarch64-{environment.digest_of(' '.join(wanted).encode())}"
+    made = (
+        environment.where() / f"aarch64-packages-{environment.digest_of(' '.join(wanted).encode())}"
+    )
     with environment.making(made) as needed:
         if needed:
             of = [word for name in PLATFORMS for word in ("--platform", name)]
@@ -139,8 +145,8 @@ def _site() -> Path:
     return made / "site"
 
 
-def _build(root: Path, site: Path) -> None:
-    """Build the kernels for aarch64, and put them beside the packages; only what changed."""
+def _build(root: Path) -> Path:
+    """Build this checkout's kernels for aarch64, only what changed; returns where they import."""
     tools = environment.packages_of("build") / "bin"
     build = environment.BUILD / "aarch64"
     build.mkdir(parents=True, exist_ok=True)
@@ -160,11 +166,12 @@ def _build(root: Path, site: Path) -> None:
     configure = (cmake, "-S", str(ROOT / "kernels"), "-B", str(build), "-G", "Ninja", *named)
     environment.run("configuring the kernels", configure, build / "log")
     environment.run("compiling the kernels", (cmake, "--build", str(build)), build / "log")
-    into = site / "kvd_kernels"
+    into = build / "site" / "kvd_kernels"
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(ROOT / "kernels" / "kvd_kernels", into, ignore=shutil.ignore_patterns("*.so"))
     for module in build.glob("_*.so"):
         shutil.copy(module, into / f"{module.name.split('.')[0]}.so")
+    return into.parent
 
 
 if __name__ == "__main__":

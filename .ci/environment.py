@@ -9,6 +9,7 @@ digest of what it was made from, so nothing is ever changed once it is complete:
     base-<digest>, build-<digest>                          of a node; of what builds the wheel
     vllm-<digest>                                          of the tests in a real vLLM
     triton-<digest>                                        of the tests of Triton kernels
+    aarch64-python-<digest>, aarch64-packages-<digest>     what .ci/aarch64.py runs there
     wheel-kvd-<digest of the sources>                      this checkout's wheel
     dev-<digest>-kvd-<digest>, base-<digest>-kvd-<digest>  packages and wheel together
 

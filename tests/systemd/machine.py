@@ -225,13 +225,12 @@ def child_named(name: str, parent: int) -> int:
     Before a shell becomes what it starts at last, its children live as long as a `mount` takes:
     each of them may be gone when it is looked at.
     """
-    try:
+    gone = (FileNotFoundError, ProcessLookupError)
+    with contextlib.suppress(*gone):
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with contextlib.suppress(*gone):
                 if Path(f"/proc/{child}/comm").read_text() == f"{name}\n":
                     return int(child)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
     return 0
 
 
