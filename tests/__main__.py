@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,6 +110,16 @@ def _run_pytest(python: str, name: str, options: Sequence[str]) -> int:
     return subprocess.run(command, cwd=HERE.parent, env=environment, check=False).returncode
 
 
+def hear_interrupts() -> None:
+    """Let programs that are started from here be interrupted, as from a terminal.
+
+    A shell without job control starts what it puts into the background with SIGINT ignored, and
+    that is inherited: tests that interrupt a program would wait for an end that never comes.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the tiers that were asked for; returns 1 when any of them failed."""
     mark = arguments.index("--") if "--" in arguments else len(arguments)
@@ -118,6 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     unknown = sorted(set(chosen) - set(tiers()))
     if unknown:
         parser.error(f"no such tier: {', '.join(unknown)}; there are {', '.join(tiers())}")
+    hear_interrupts()
     outcomes = [run_tier(name, arguments[mark + 1 :]) for name in chosen]
     print("== seconds by tier")
     for outcome in outcomes:
