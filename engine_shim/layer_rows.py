@@ -9,13 +9,16 @@ from engine_shim.ring import pool_rows, slot_rows
 from engine_shim.steps import StepRequest
 from kvd.plan.layout import BlockLayout
 from kvd.plan.runs import BlockRows, add_rows
-from kvd.plan.sums import add_group, is_summed
+from kvd.plan.sums import add_block_groups, add_group, is_summed
 from kvd.wire.layout import DeviceLayout
 from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
 from kvd.wire.sum_layout import SumView
 
 SAVER = "save"
 """Name of a tenancy's one save."""
+
+Parts = list[tuple[BlockRows, BlockRows]]
+"""(destination, source) of each part of a layer."""
 
 
 @dataclass(slots=True)
@@ -139,17 +142,39 @@ class LayerRows:
             return
         size = self._blocks.block_tokens
         span = layer * self._blocks.spec.num_shards + self._shard
-        for at in range(have // size, -(-end // size)):
-            block, first = request.pool_blocks[at], at * size
-            rows = (max(have, first), min(end, first + size))
-            known = sums.get(span, block)
-            tokens = size if self._opaque or known is None else known.tokens
-            if known is not None and rows[1] <= first + tokens <= first + size:
-                plan.expected.append((block, known.crc))
-                add_group(plan.summed, (first, first + tokens), rows, parts)
-            else:
-                for dst, src in parts:
-                    add_rows(plan.plain, *rows, dst, src)
+        whole = _whole_blocks(have, end, size)
+        full = sums.full(span, request.pool_blocks[whole.start : whole.stop], size)
+        if full is None:
+            whole, full = range(whole.start, whole.start), []
+        for at in range(have // size, whole.start):
+            self._add_summed_load(plan, span, at, (have, end), request, parts, sums)
+        plan.expected.extend(full)
+        add_block_groups(plan.summed, whole, parts)
+        for at in range(whole.stop, -(-end // size)):
+            self._add_summed_load(plan, span, at, (have, end), request, parts, sums)
+
+    def _add_summed_load(
+        self,
+        plan: CopyPlan,
+        span: int,
+        at: int,
+        tokens: tuple[int, int],
+        request: StepRequest,
+        parts: Parts,
+        sums: SumView,
+    ) -> None:
+        """Add the copy of what of tokens [start, end) is in the request's block number `at`."""
+        size, block = self._blocks.block_tokens, request.pool_blocks[at]
+        first = at * size
+        rows = (max(tokens[0], first), min(tokens[1], first + size))
+        known = sums.get(span, block)
+        covered = size if self._opaque or known is None else known.tokens
+        if known is not None and rows[1] <= first + covered <= first + size:
+            plan.expected.append((block, known.crc))
+            add_group(plan.summed, (first, first + covered), rows, parts)
+        else:
+            for dst, src in parts:
+                add_rows(plan.plain, *rows, dst, src)
 
     def add_save(
         self, plan: CopyPlan, layer: int, slot: int, request: StepRequest, mode: str
@@ -165,15 +190,35 @@ class LayerRows:
             for dst, src in parts:
                 add_rows(plan.plain, start, stop, dst, src)
             return
-        for at in range(start // size, -(-stop // size)):
-            first, end = at * size, min(stop, (at + 1) * size)
-            if is_summed(mode, request.pool_blocks[at], layer):
-                plan.marks.append(len(plan.summed.counts))
-                add_group(plan.summed, (first, end), (first, end), parts)
-            else:
-                plan.marks.append(-1)
-                for dst, src in parts:
-                    add_rows(plan.plain, max(start, first), end, dst, src)
+        last = -(-stop // size)
+        whole = _whole_blocks(start, stop, size) if mode == "always" else range(last, last)
+        for at in range(start // size, whole.start):
+            self._add_saved_block(plan, layer, at, (start, stop), request, parts, mode)
+        plan.marks.extend(range(len(plan.summed.counts), len(plan.summed.counts) + len(whole)))
+        add_block_groups(plan.summed, whole, parts)
+        for at in range(whole.stop, last):
+            self._add_saved_block(plan, layer, at, (start, stop), request, parts, mode)
+
+    def _add_saved_block(
+        self,
+        plan: CopyPlan,
+        layer: int,
+        at: int,
+        tokens: tuple[int, int],
+        request: StepRequest,
+        parts: Parts,
+        mode: str,
+    ) -> None:
+        """Add the save of what of tokens [start, end) is in the request's block number `at`."""
+        size = self._blocks.block_tokens
+        first, end = at * size, min(tokens[1], (at + 1) * size)
+        if is_summed(mode, request.pool_blocks[at], layer):
+            plan.marks.append(len(plan.summed.counts))
+            add_group(plan.summed, (first, end), (first, end), parts)
+        else:
+            plan.marks.append(-1)
+            for dst, src in parts:
+                add_rows(plan.plain, max(tokens[0], first), end, dst, src)
 
     def _moved(self, start: int, end: int) -> tuple[int, int]:
         """The tokens that are moved for the sake of tokens [start, end)."""
@@ -182,9 +227,7 @@ class LayerRows:
         size = self._blocks.block_tokens
         return start // size * size, -(-end // size) * size
 
-    def _parts(
-        self, layer: int, slot: int, request: StepRequest
-    ) -> list[tuple[BlockRows, BlockRows]]:
+    def _parts(self, layer: int, slot: int, request: StepRequest) -> Parts:
         """(rows in the pool, rows in the slot) of each part of the layer."""
         parts = []
         for span in self._blocks.spans(layer, self._shard):
@@ -192,3 +235,10 @@ class LayerRows:
             in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
             parts.append((in_pool, in_slot))
         return parts
+
+
+def _whole_blocks(start: int, end: int, size: int) -> range:
+    """The blocks that lie in tokens [start, end) as a whole; an empty range ends where they do."""
+    first, stop = -(-start // size), end // size
+    last = -(-end // size)
+    return range(first, stop) if first < stop else range(last, last)

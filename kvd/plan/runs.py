@@ -85,6 +85,26 @@ class SummedSpans(CopySpans):
         super().add_apart(dsts, srcs, nbytes)
         self.counts[-1] += len(dsts)
 
+    def add_groups(
+        self, dsts: Sequence[Sequence[int]], srcs: Sequence[Sequence[int]], sizes: Sequence[int]
+    ) -> None:
+        """Add many groups of one shape: faster than one by one, and nothing is joined.
+
+        Args:
+            dsts, srcs: [part][group], byte offsets.
+            sizes: [part], bytes.
+        """
+        count, width = len(dsts[0]), 3 * len(sizes)
+        words = array("Q", bytes(_TRIPLE_BYTES * count * len(sizes)))
+        for part, nbytes in enumerate(sizes):
+            words[3 * part :: width] = array("Q", dsts[part])
+            words[3 * part + 1 :: width] = array("Q", srcs[part])
+            words[3 * part + 2 :: width] = array("Q", (nbytes,)) * count
+        self._triples.extend(words)
+        self.counts.extend(array("I", (len(sizes),)) * count)
+        self.sums.extend(array("I", (0,)) * count)
+        self.num_bytes += count * sum(sizes)
+
     def read(self, src: int, nbytes: int) -> None:
         """Add a piece that is summed and not copied."""
         self._add(NOT_COPIED, src, nbytes)

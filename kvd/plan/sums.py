@@ -6,7 +6,7 @@ their order in the layout. It is computed by whoever copies the span, while copy
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvd.plan.runs import BlockRows, SummedSpans, add_rows
@@ -49,7 +49,7 @@ def add_group(
     spans: SummedSpans,
     covered: tuple[int, int],
     copied: tuple[int, int],
-    parts: Iterable[tuple[BlockRows, BlockRows]],
+    parts: Sequence[tuple[BlockRows, BlockRows]],
 ) -> None:
     """Begin a group: the checksum of tokens `covered`, of which `copied` are copied too.
 
@@ -65,3 +65,36 @@ def add_group(
         add_rows(spans, start, end, dst, src)
         if end < covered[1]:
             read_rows(spans, end, covered[1], src)
+
+
+def add_block_groups(
+    spans: SummedSpans, blocks: range, parts: Sequence[tuple[BlockRows, BlockRows]]
+) -> None:
+    """`add_group` of consecutive whole blocks of a sequence, each a group, all of it copied.
+
+    Args: parts: as for `add_group`.
+    Raises: IndexError when a block is not there.
+    """
+    size = parts[0][0].block_tokens if parts else 1
+    is_even = all(rows.block_tokens == size for part in parts for rows in part)
+    if not (parts and is_even and len(blocks) > 1):
+        for at in blocks:
+            tokens = (at * size, (at + 1) * size)
+            add_group(spans, tokens, tokens, parts)
+        return
+    offsets = [[_block_offsets(rows, blocks) for rows in part] for part in parts]
+    spans.add_groups(
+        [dst for dst, _ in offsets],
+        [src for _, src in offsets],
+        [size * src.row_bytes for _, src in parts],
+    )
+
+
+def _block_offsets(rows: BlockRows, blocks: range) -> list[int]:
+    """Byte offsets of consecutive blocks of a sequence."""
+    skipped = rows.first_token // rows.block_tokens
+    ids = rows.ids[blocks.start - skipped : blocks.stop - skipped]
+    if blocks.start < skipped or len(ids) != len(blocks):
+        raise IndexError(f"{blocks} lies outside {len(rows.ids)} blocks")
+    base, stride = rows.base, rows.block_stride
+    return [base + at * stride for at in ids]

@@ -18,6 +18,7 @@ it belongs to what the last ended save of the span wrote.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 MAGIC: Final = b"KVDSUMS1"
@@ -116,3 +117,18 @@ class SumView:
         """
         word = self._mapping.load_u64(word_offset(self.shape, span, block))
         return Sum(word >> 32, word & _U32) if word else None
+
+    def full(self, span: int, blocks: Sequence[int], tokens: int) -> list[tuple[int, int]] | None:
+        """(block, checksum) of each block's span, if each has one over `tokens` tokens.
+
+        Raises: IndexError: no such span or block.
+        """
+        if not blocks:
+            return []
+        base, load = word_offset(self.shape, span, 0), self._mapping.load_u64
+        word_offset(self.shape, span, min(blocks))
+        word_offset(self.shape, span, max(blocks))
+        words = [load(base + block * WORD_BYTES) for block in blocks]
+        if any(word >> 32 != tokens for word in words):
+            return None
+        return [(block, word & _U32) for block, word in zip(blocks, words, strict=True)]

@@ -48,6 +48,19 @@ def test_places_that_are_not_there(area: SumArea, view: SumView) -> None:
             area.store(span, (block,), (1,), sums(1))
         with pytest.raises(IndexError):
             view.get(span, block)
+        with pytest.raises(IndexError):
+            view.full(span, (1, block, 2), 1)
+
+
+def test_many_blocks_are_read_at_once_if_all_have_a_checksum_over_so_many_tokens(
+    area: SumArea, view: SumView
+) -> None:
+    area.store(1, (4, 0, 2), (8, 8, 7), sums(40, 1, 20))
+    assert view.full(1, (), 8) == []
+    assert view.full(1, (0, 4), 8) == [(0, 1), (4, 40)]
+    assert view.full(1, (0, 2, 4), 8) is None, "one covers fewer tokens"
+    assert view.full(1, (0, 3), 8) is None, "one has none"
+    assert view.full(0, (0, 4), 8) is None, "another span"
 
 
 def test_words_that_cannot_be() -> None:

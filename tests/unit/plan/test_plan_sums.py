@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.plan import runs
 from kvd.plan.runs import NOT_COPIED, BlockRows, SummedSpans
-from kvd.plan.sums import SAMPLE_EVERY, add_group, is_summed
+from kvd.plan.sums import SAMPLE_EVERY, add_block_groups, add_group, is_summed
 from kvd_kernels import host
 
 
@@ -80,3 +81,46 @@ def test_a_group_reads_every_covered_row_once_in_order(data: st.DataObject) -> N
     copies = [(to, at, count) for to, at, count in group if to != NOT_COPIED]
     assert [byte for _, at, count in copies for byte in range(at, at + count)] == moved
     assert spans.num_bytes == len(moved)
+
+
+def sequence(data: st.DataObject, size: int, row: int, skipped: int) -> BlockRows:
+    """Rows of a sequence whose first `skipped` blocks are not there, in any blocks."""
+    ids = tuple(data.draw(st.lists(st.integers(0, 9), min_size=8 - skipped, max_size=8 - skipped)))
+    base, stride = data.draw(st.integers(0, 99)), size * row + data.draw(st.integers(0, 7))
+    return BlockRows(base, stride, size, row, ids, skipped * size)
+
+
+@given(st.data())
+def test_whole_blocks_at_once_are_the_groups_of_each(data: st.DataObject) -> None:
+    size, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    other = data.draw(st.sampled_from((size, size, 2 * size)))
+    parts = [
+        (sequence(data, size, row, data.draw(st.integers(0, 2))), sequence(data, other, row, 0))
+        for row in data.draw(st.lists(st.integers(1, 5), min_size=width, max_size=width))
+    ]
+    first = data.draw(st.integers(2, 7))
+    blocks = range(first, data.draw(st.integers(first, 8)))
+    one_by_one, at_once = SummedSpans(), SummedSpans()
+    for spans in (one_by_one, at_once):
+        add_group(spans, (2 * size, 2 * size + 1), (2 * size, 2 * size + 1), parts)
+    for at in blocks:
+        tokens = (at * size, (at + 1) * size)
+        add_group(one_by_one, tokens, tokens, parts)
+    add_block_groups(at_once, blocks, parts)
+    assert joined(at_once) == joined(one_by_one)
+    assert at_once.num_bytes == one_by_one.num_bytes
+
+
+def joined(spans: SummedSpans) -> list[list[tuple[int, int]]]:
+    """(destination, source) of each byte of each group."""
+    return [
+        [(to + at, source + at) for to, source, count in group for at in range(count)]
+        for group in pieces(spans)
+    ]
+
+
+@pytest.mark.parametrize("blocks", [range(2), range(7, 9)])
+def test_blocks_that_are_not_there_are_refused(blocks: range) -> None:
+    rows = BlockRows(0, 4, 2, 2, (1, 2, 3, 4, 5, 6, 7), 2)
+    with pytest.raises(IndexError, match="lies outside 7 blocks"):
+        add_block_groups(SummedSpans(), blocks, [(rows, rows)])
