@@ -1,5 +1,6 @@
 #include "copy_team.hpp"
 
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -37,6 +38,16 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// Keeps a helper off the CPU that its caller works on. Otherwise, where the other CPUs are busy for
+// the moment in which it is made, the kernel puts it there, and both take turns until the next
+// balancing, which is about as long as a whole copy takes.
+void keep_off(int cpu) noexcept {
+  cpu_set_t allowed;  // of a machine with more CPUs than it has bits: fails, and nothing is changed
+  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  CPU_CLR(cpu, &allowed);
+  if (CPU_COUNT(&allowed) > 0) sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 // Runs work(i) for i in [0, count) once each, in no order.
 template <typename Work>
 void share_out(size_t count, size_t threads, const Work& work) {
@@ -44,11 +55,16 @@ void share_out(size_t count, size_t threads, const Work& work) {
   const auto take = [&] {
     for (size_t i = next++; i < count; i = next++) work(i);
   };
+  const int here = sched_getcpu();
+  const auto help = [&] {
+    keep_off(here);
+    take();
+  };
   std::vector<std::thread> helpers;
   helpers.reserve(threads);
   try {
     const SignalsBlocked blocked;
-    while (helpers.size() + 1 < std::min(threads, count)) helpers.emplace_back(take);
+    while (helpers.size() + 1 < std::min(threads, count)) helpers.emplace_back(help);
   } catch (const std::system_error&) {
     // No thread to be had: those that are here do it all.
   }
