@@ -29,6 +29,11 @@ class CopyOrder:
         """Saves that were handed over and have not ended."""
         return self._saves_open
 
+    @property
+    def may_save(self) -> bool:
+        """Whether a save would not wait for any load now."""
+        return self._loads_ended >= self._loads_begun
+
     def load_begins(self) -> None:
         """A load has its slot and will be copied now."""
         with self._changed:

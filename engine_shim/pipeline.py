@@ -2,14 +2,15 @@
 
 For each layer of a step, in order:
 
-    loader thread    acquire the slot (gate word), pinning the blocks to load; copy pool -> slot
+    loader thread    acquire the slot (gate word), pinning the blocks to load; copy pool -> slot;
+                     the compute thread itself where a step loads nothing
     compute thread   `before_write`: the slot is ours and what it needs is in it
                      write the new rows
                      `written`: announce; from now on saves and remote reads may start
                      attention over the slot's rows
                      `computed`: the computation lets go
-    saver thread     once kvd has acknowledged the announcement, and the device has finished
-                     writing: copy slot -> pool
+    saver            once kvd has acknowledged the announcement, and the device has finished
+                     writing: copy slot -> pool; begun by the thread that hears the answer
 
 The slot is free again when kvd has heard the end of all of it, remote reads included; the next
 layer in the same slot waits for that at its gate, *before* its rows are written.
@@ -24,10 +25,11 @@ from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
 from engine_shim.copy_order import CopyOrder
-from engine_shim.copy_threads import Loader, Saver, SaveTask
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
+from engine_shim.loader import Loader
 from engine_shim.pipeline_types import PipelineFigures, PipelineOptions
+from engine_shim.saver import Saver, SaveTask
 from engine_shim.slot_client import SlotClient
 from engine_shim.steps import Step, StepFailed, StepRequest, as_step_failure
 from kvd.plan.layout import BlockLayout
@@ -127,7 +129,13 @@ class PrefillPipeline:
                 step.fail_request(request.request, lost)
         if self._options.drafts and self._rows_gone:
             step.skips(self._options.drafts, frozenset(self._rows_gone))
+        step.takes_slots = not any(map(self._may_load, requests))
         self._loader.start(step, self._ring)
+
+    def _may_load(self, request: StepRequest) -> bool:
+        """Whether rows of the request may have to be loaded in this step."""
+        have = 0 if self._ring.reuse else request.resident
+        return have < request.num_computed
 
     def _is_idle(self, request: StepRequest) -> bool:
         """Whether nothing of the request is loaded, saved or offered in this step."""
@@ -146,6 +154,8 @@ class PrefillPipeline:
         state = step.layers[layer]
         step.reach(layer)
         started = time.monotonic_ns()
+        if step.takes_slots and not state.acquired.is_set():
+            self._loader.take(step, self._ring, layer)
         for event, what in ((state.acquired, "slot"), (state.loaded, "load")):
             if step.failure is None and not event.wait(step.seconds_left()):
                 step.fail(StepFailed("deadline_exceeded", f"layer {layer} waited for its {what}"))

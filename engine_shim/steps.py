@@ -150,11 +150,13 @@ class Step:
             takes no slot any more.
         `is_idle`: nothing of it is loaded, saved or offered: it takes no slot, and only looks that
             nobody touches one any more. Not even that once `is_clear`.
+        `takes_slots`: nothing is loaded in it: compute takes the slots, and the loader has no part.
         """
         self.requests = requests
         self.is_idle = False
         self.is_free = False
         self.is_clear = False
+        self.takes_slots = False
         self.boot_id = boot_id
         self.is_shed = False
         self.end = end

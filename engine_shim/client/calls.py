@@ -48,7 +48,7 @@ class Caller:
         with core.lock:
             if self._is_present(session):
                 core.outbox.append((pending.number, data))
-        core.send()
+        core.send_now()
         reply = self._await(pending, end)
         if not isinstance(reply, kind):
             detail = f"{what} got the reply {type(reply).__name__}"

@@ -27,12 +27,13 @@ time is given, ns.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from engine_shim.client.options import SECOND_NS
-from engine_shim.client.tickets import Ticket
+from engine_shim.client.tickets import Calls, Ticket
 from kvd.wire.slot_items import SlotItem
 
 HOLD_OFF_MIN_NS: Final = 20_000_000
@@ -104,6 +105,8 @@ class EventStream:
         self._gave_up = ""
         self.bytes = 0
         self.counts = StreamCounts()
+        self.calls: Calls = deque()
+        """What settled tickets want called, by whoever let the stream settle them."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -131,7 +134,7 @@ class EventStream:
     def _append(
         self, items: Sequence[SlotItem], sizes: Sequence[int], push: Callable[[], None] | None
     ) -> Ticket:
-        ticket = Ticket(self._lock, len(items), push)
+        ticket = Ticket(self._lock, len(items), self.calls, push)
         if self._gave_up:
             ticket.give_up(self._gave_up)
         for item, size in zip(items, sizes, strict=True):

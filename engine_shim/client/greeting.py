@@ -236,6 +236,7 @@ def install(core: Core, greeted: Greeted) -> None:
             core.reattach_ns = time.monotonic_ns() - core.lost_at
         core.failure = None
         core.set_state(LinkState.ATTACHED)
+    core.run_calls()
     if spare is not None:
         retired.append(spare)
     if old is not None and old.gate is not None:

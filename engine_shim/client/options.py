@@ -28,7 +28,7 @@ class ClientOptions:
     requests_max:         calls that wait for their reply at once; one more waits for its turn.
     events_max:           slot events that kvd has not acknowledged before new work has to wait.
     event_bytes_max:      the same, bytes.
-    window:               batches of slot events under way at once.
+    window:               batches of slot events under way at once; what comes meanwhile gathers.
     resend_s:             a batch not acknowledged for so long is sent again.
     spin_us:              how long a wait for a slot spins before it sleeps.
     trusted_uids:         users besides root and our own that may serve the socket.
@@ -43,7 +43,7 @@ class ClientOptions:
     requests_max: int = 256
     events_max: int = 8192
     event_bytes_max: int = 64 << 20
-    window: int = 8
+    window: int = 1
     resend_s: float = 2.0
     spin_us: int = 50
     trusted_uids: tuple[int, ...] = ()

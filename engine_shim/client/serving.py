@@ -91,6 +91,7 @@ class Serving:
             core.wakeup.clear()
         with self._turn:
             self._read_frames()
+        core.run_calls()
         if self._sock.fileno() in fds:
             self._regions.read()
         if gate is not None and gate.is_suspect:

@@ -248,13 +248,18 @@ class Core:
         return self.stream.append(items, sizes)
 
     def send(self) -> None:
-        """Send what was posted; the lock is not held.
+        """Send the slot events that were posted; the lock is not held.
 
-        What comes while kvd has not answered yet is left to the client's thread: there is time to
-        gather more for one frame.
+        While kvd has not answered the last batch they wait for its answer: then the client's
+        thread is awake anyway, and what was gathered meanwhile goes in one frame.
         """
+        if self.sender is None or not self.stream.is_under_way:
+            self.send_now()
+
+    def send_now(self) -> None:
+        """Send what is due in this thread, or let the client's thread do it; without the lock."""
         sender = self.sender
-        if sender is None or self.stream.is_under_way:
+        if sender is None:
             self.wakeup.set()
         else:
             sender()
@@ -280,6 +285,7 @@ class Core:
             self.stream.close()
             self.set_state(LinkState.LOST)
             self._end_requests()
+        self.run_calls()
 
     def fail(self, failure: KvdRefused) -> None:
         """Attaching is given up."""
@@ -288,6 +294,7 @@ class Core:
             self.set_state(LinkState.FAILED)
             self.stream.give_up("unreachable")
             self._end_requests()
+        self.run_calls()
 
     def end(self) -> None:
         """The client's thread ends; nothing is answered any more."""
@@ -296,6 +303,13 @@ class Core:
             self.stream.close()
             self.stream.give_up("closed")
             self._end_requests()
+        self.run_calls()
+
+    def run_calls(self) -> None:
+        """Call what waited for tickets that were settled; the lock is not held."""
+        calls = self.stream.calls
+        while calls:
+            calls.popleft()()
 
     def _end_requests(self) -> None:
         error = self.unreachable()

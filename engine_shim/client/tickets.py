@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+
+Calls = deque[Callable[[], None]]
+"""What is to be called by whoever settled a ticket, once the lock is free."""
 
 
 class Ticket:
     """The acknowledgement of the items that were posted together."""
 
     def __init__(
-        self, lock: threading.Lock, count: int, push: Callable[[], None] | None = None
+        self,
+        lock: threading.Lock,
+        count: int,
+        calls: Calls | None = None,
+        push: Callable[[], None] | None = None,
     ) -> None:
         """lock: the client's; count: items; push: sends riding ones, called with the lock held."""
         self._lock = lock
+        self._calls: Calls = deque() if calls is None else calls
         self._push = push
         self._left = count
         self._code = ""
@@ -47,18 +56,21 @@ class Ticket:
         if self._waiter is not None:
             self._waiter.set()
         if self._then is not None:
-            self._then()
+            self._calls.append(self._then)
             self._then = None
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call it once a `wait` would not sleep; the lock is held then: it may only hand over."""
+        """Call it once a `wait` would not sleep: now, or in the thread that hears the answer.
+
+        The lock is not held then. It must not wait for anything that kvd answers.
+        """
         with self._lock:
             if self._left and not self._gave_up:
                 if self._push is not None:
                     self._push()
                 self._then = call
-            else:
-                call()
+                return
+        call()
 
     def resume(self) -> None:
         """Waiting makes sense again; the lock is held."""

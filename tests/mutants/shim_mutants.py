@@ -23,7 +23,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a save does not wait for loads",
-        "engine_shim.copy_threads",
+        "engine_shim.saver",
         "        self._order.wait_for_loads(task.step.seconds_left())\n",
         "",
         ("shim under pressure",),
@@ -44,7 +44,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows are saved that were not announced",
-        "engine_shim.copy_threads",
+        "engine_shim.saver",
         "        for request in task.requests:\n",
         "        for request in task.step.requests:\n",
         ("shim under pressure",),

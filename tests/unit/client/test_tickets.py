@@ -3,30 +3,55 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
-from engine_shim.client.tickets import Ticket
+from engine_shim.client.tickets import Calls, Ticket
+
+
+def made_by(calls: Calls) -> list[str]:
+    """What the calls that are due do, each in its turn, with the lock free."""
+    made: list[str] = []
+    while calls:
+        call = calls.popleft()
+        call()
+        made.append("called")
+    return made
 
 
 def test_a_call_comes_with_the_last_item_and_once() -> None:
-    calls: list[str] = []
-    ticket = Ticket(threading.Lock(), 2)
-    ticket.then(lambda: calls.append("called"))
-    ticket.settle("")
-    assert calls == []
-    ticket.settle("refused")
-    ticket.give_up("closed")
-    assert calls == ["called"]
+    calls: Calls = deque()
+    lock = threading.Lock()
+    ticket = Ticket(lock, 2, calls)
+    ticket.then(lambda: None)
+    with lock:
+        ticket.settle("")
+        assert not calls
+        ticket.settle("refused")
+        ticket.give_up("closed")
+    assert made_by(calls) == ["called"]
     assert ticket.wait(0) == "refused"
 
 
+def test_a_call_may_use_the_client() -> None:
+    calls: Calls = deque()
+    lock, heard = threading.Lock(), list[str]()
+    ticket = Ticket(lock, 1, calls)
+    ticket.then(lambda: heard.append(ticket.wait(0)))
+    with lock:
+        ticket.settle("refused")
+    assert heard == []
+    assert made_by(calls) == ["called"]
+    assert heard == ["refused"]
+
+
 def test_a_call_comes_when_nobody_will_answer_any_more() -> None:
-    calls: list[str] = []
-    ticket = Ticket(threading.Lock(), 1)
-    ticket.then(lambda: calls.append("called"))
+    calls: Calls = deque()
+    ticket = Ticket(threading.Lock(), 1, calls)
+    ticket.then(lambda: None)
     ticket.give_up("unreachable")
     ticket.resume()
     ticket.settle("")
-    assert calls == ["called"]
+    assert made_by(calls) == ["called"]
 
 
 def test_a_call_comes_at_once_when_there_is_nothing_to_wait_for() -> None:
@@ -40,5 +65,6 @@ def test_a_call_comes_at_once_when_there_is_nothing_to_wait_for() -> None:
 
 def test_a_call_for_riding_items_pushes_them() -> None:
     pushes: list[str] = []
-    Ticket(threading.Lock(), 1, lambda: pushes.append("pushed")).then(lambda: None)
+    ticket = Ticket(threading.Lock(), 1, push=lambda: pushes.append("pushed"))
+    ticket.then(lambda: None)
     assert pushes == ["pushed"]

@@ -289,6 +289,17 @@ def test_a_step_has_a_deadline(make: Callable[..., Engine]) -> None:
         engine.step(pooled, TEXT, 0, 8, last=True, s=0.2)
 
 
+@pytest.mark.timeout(20)
+def test_a_step_that_has_failed_waits_for_no_slot(make: Callable[..., Engine]) -> None:
+    """The save of layer 0 fails while compute waits for a slot that somebody else holds."""
+    engine = make((Rule(Fail(), stream="save", kind="copy"),))
+    engine.kvd.take(1, 1.0)
+    pooled = engine.admit("r1", TEXT)
+    engine.pool.extend(pooled, 8)
+    with pytest.raises(StepFailed, match="injected"):
+        engine.step(pooled, TEXT, 0, 8, last=True, s=3600.0)
+
+
 def test_the_layers_of_a_quarantined_slot_move_to_the_spare(make: Callable[..., Engine]) -> None:
     engine = make()
     engine.prefill("r1", TEXT[:8])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tests.unit.engine_shim.fake_kvd as fake_kvd
-from engine_shim import copy_order, copy_threads, pipeline, steps
+from engine_shim import copy_order, copy_threads, loader, pipeline, saver, steps
 from engine_shim.device_virtual import VirtualDevice
 
 DEADLOCK_NS = 10**15
@@ -114,6 +114,9 @@ class Event:
     def __init__(self, baton: Baton) -> None:
         self._baton, self._is_set = baton, False
 
+    def is_set(self) -> bool:
+        return self._is_set
+
     def set(self) -> None:
         self._is_set = True
 
@@ -193,9 +196,9 @@ def virtual_threads(device: VirtualDevice) -> Iterator[Baton]:
         return layer(acquired=events[0], loaded=events[1], saved=events[2])
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (copy_order, copy_threads, steps, fake_kvd):
+        for module in (copy_order, copy_threads, saver, steps, fake_kvd):
             patch.setattr(module, "threading", threads)
-        for module in (copy_threads, pipeline, steps, fake_kvd):
+        for module in (copy_threads, loader, pipeline, saver, steps, fake_kvd):
             patch.setattr(module, "time", clock)
         patch.setattr(copy_threads, "queue", SimpleNamespace(SimpleQueue=lambda: Queue(baton)))
         patch.setattr(steps, "LayerState", layer_state)

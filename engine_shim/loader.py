@@ -1,0 +1,223 @@
+"""Takes the slots of a step's layers, ahead of compute, and loads what they lack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy
+from engine_shim.copy_order import CopyOrder
+from engine_shim.copy_plan import CopyPlan
+from engine_shim.copy_threads import BusyTime, WorkThread
+from engine_shim.device import Device, DeviceError, DeviceMemory
+from engine_shim.layer_rows import LayerRows, SlotContents
+from engine_shim.load_failures import OF_ONE_REQUEST, Missing, fail_owners
+from engine_shim.slot_client import SlotClient, pool_of
+from engine_shim.steps import LayerState, Step, StepFailed, as_step_failure
+from kvd.plan.ring import RingPlan
+from kvd.plan.sums import BadSpan
+from kvd.wire.slot_items import BadSumItem
+
+AWAY_S: Final = 0.25
+"""How often a step that could do without kvd looks whether it is still there."""
+
+OUT_OF_TIME: Final = frozenset({"deadline_exceeded", "busy"})
+"""Refusals of an acquire that a later attempt may not meet."""
+
+
+class Loader:
+    """Acquires and loads the layers of one step after another."""
+
+    def __init__(
+        self,
+        client: SlotClient,
+        device: Device,
+        memory: DeviceMemory,
+        rows: LayerRows,
+        contents: SlotContents,
+        order: CopyOrder,
+    ) -> None:
+        """Start the thread."""
+        self._order = order
+        self._client = client
+        self._device = device
+        self._memory = memory
+        self._rows = rows
+        self._contents = contents
+        self._stream = device.stream("load")
+        self._thread = WorkThread("kvd-load", device)
+        self.time = BusyTime()
+        self.num_bytes = 0
+        self.num_mismatches = 0
+
+    def start(self, step: Step, ring: RingPlan) -> None:
+        """Load all layers of a step; where nothing is loaded, compute takes the slots itself."""
+        if step.takes_slots:
+            step.loads_issued.set()
+        else:
+            self._thread.put(partial(self._run, step, ring))
+
+    def take(self, step: Step, ring: RingPlan, layer: int) -> None:
+        """Take the slot of a layer of such a step, in the caller's thread, when it is free."""
+        self._begin(step, ring, layer)
+
+    def close(self, seconds: float) -> None:
+        """Let running loads end."""
+        self._thread.close(seconds)
+        with suppress(DeviceError):
+            self._stream.close(int(seconds * 1e9))
+
+    def _run(self, step: Step, ring: RingPlan) -> None:
+        for layer in range(ring.num_layers):
+            ahead = max(0, layer - ring.lookahead[layer])
+            if not (step.wait_reached(ahead) and self._begin(step, ring, layer)):
+                break
+        step.loads_issued.set()
+
+    def _begin(self, step: Step, ring: RingPlan, layer: int) -> bool:
+        """Take a layer's slot and begin its load; False when the step cannot go on so."""
+        slot = ring.slot_of[layer]
+        try:
+            if step.is_free and not self._is_there(step, slot):
+                step.go_without()
+                return False
+            self._load(step, layer, slot, ring.slots[slot].bound)
+        except SlotQuarantined as error:
+            step.fail(StepFailed("slot_quarantined", str(error), error.slot))
+            return False
+        except (KvdRefused, DeviceError) as error:
+            step.fail(as_step_failure(error))
+            return False
+        return True
+
+    def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
+        state = step.layers[layer]
+        missing = self._missing(step, layer, slot, is_bound)
+        state.tenancy, missing = self._acquire(step, layer, slot, missing)
+        self._contents.occupy(slot, layer)
+        if not missing:
+            state.loaded.set()
+            state.acquired.set()
+            return
+        self._order.load_begins()
+        try:
+            pool = pool_of(self._client, state.tenancy)
+            if pool is None:
+                raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
+            plan = self._plan(layer, slot, missing)
+            started = time.monotonic_ns()
+            plan.submit(self._stream, self._memory, pool)
+            state.load_event = self._device.event()
+            self._stream.record(state.load_event)
+            ended = partial(self._ended, step, layer, plan, started)
+            self._stream.launch_host(ended)
+        except (KvdRefused, DeviceError):
+            self._tell(state, ok=False)
+            raise
+        self.num_bytes += plan.num_bytes
+        state.acquired.set()
+
+    def _is_there(self, step: Step, slot: int) -> bool:
+        """Wait for the slot as long as kvd is there; whether it is."""
+        slots = self._client.slots
+        while self._client.is_attached and step.seconds_left() > 0:
+            try:
+                slots.await_free(slot, min(AWAY_S, step.seconds_left()))
+            except SlotQuarantined:
+                return True  # the acquire will say it
+            except KvdRefused:
+                continue
+            return True
+        return self._client.is_attached
+
+    def _missing(self, step: Step, layer: int, slot: int, is_bound: bool) -> Missing:
+        """Requests whose rows the slot lacks, and how many of them it has."""
+        missing = []
+        for request in step.live_in(layer):
+            held = self._contents.held(slot, layer, request.request)
+            have = max(held, request.resident) if is_bound else held
+            if have < request.num_computed:
+                missing.append((request, have))
+        return missing
+
+    def _acquire(
+        self, step: Step, layer: int, slot: int, missing: Missing
+    ) -> tuple[Tenancy, Missing]:
+        """Take the slot with what can be loaded into it.
+
+        A load that kvd refuses ends its request, where that leaves others to go on with.
+
+        Raises: KvdRefused.
+        """
+        try:
+            return self._take(step, layer, slot, missing), missing
+        except KvdRefused as error:
+            if error.code not in OF_ONE_REQUEST or len(step.live) < 2:
+                raise
+        good = []
+        for one in missing:
+            try:
+                self._client.slots.abandon(self._take(step, layer, slot, [one]))
+            except KvdRefused as error:
+                if error.code not in OF_ONE_REQUEST:
+                    raise
+                step.fail_request(one[0].request, as_step_failure(error))
+            else:
+                good.append(one)
+        return self._take(step, layer, slot, good), good
+
+    def _take(self, step: Step, layer: int, slot: int, missing: Missing) -> Tenancy:
+        items = [self._rows.load_item(request, have) for request, have in missing]
+        slots = self._client.slots
+        if items:
+            return slots.acquire(slot, layer, items, step.seconds_left(), boot_id=step.boot_id)
+        while True:
+            # In slices: a step that fails meanwhile must not wait for its slot.
+            seconds = min(AWAY_S, step.seconds_left())
+            try:
+                return slots.acquire(slot, layer, (), seconds, boot_id=step.boot_id)
+            except KvdRefused as error:
+                is_over = seconds < AWAY_S or step.failure is not None
+                if is_over or error.code not in OUT_OF_TIME:
+                    raise
+
+    def _plan(self, layer: int, slot: int, missing: Missing) -> CopyPlan:
+        """The copies; made once kvd keeps the blocks, since only then their checksums stand."""
+        plan = CopyPlan()
+        sums = self._client.span_sums()
+        for request, have in missing:
+            self._rows.add_load(plan, layer, slot, request, have, sums)
+        return plan
+
+    def _ended(
+        self, step: Step, layer: int, plan: CopyPlan, started: int, failure: DeviceError | None
+    ) -> None:
+        self.time.ended(started)
+        state = step.layers[layer]
+        assert state.tenancy is not None
+        error: DeviceError | KvdRefused | None = failure
+        if error is None:
+            try:
+                self._client.slots.check_loaded(state.tenancy)
+            except KvdRefused as refused:
+                error = refused
+        bad: Sequence[BadSpan] = ()
+        if error is not None:
+            step.fail(as_step_failure(error))
+        elif bad := plan.bad():
+            self.num_mismatches += len(bad)
+            fail_owners(step, layer, bad)
+        self._tell(state, ok=error is None and step.failure is None, bad=bad)
+
+    def _tell(self, state: LayerState, *, ok: bool, bad: Sequence[BadSpan] = ()) -> None:
+        """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""
+        self._order.load_ended()
+        assert state.tenancy is not None
+        # A client that cannot tell is without kvd: the announcement will say it.
+        with suppress(KvdRefused):
+            items = [BadSumItem(*one) for one in bad]
+            self._client.slots.load_ended(state.tenancy, ok, items)
+        state.loaded.set()

@@ -1,0 +1,165 @@
+"""Saves layers into the pool, in the order in which they were written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from engine_shim.client import KvdRefused, Ticket
+from engine_shim.copy_order import CopyOrder
+from engine_shim.copy_plan import CopyPlan
+from engine_shim.copy_threads import BusyTime, WorkThread
+from engine_shim.device import Device, DeviceError, DeviceMemory, Event
+from engine_shim.layer_rows import SAVER, LayerRows
+from engine_shim.slot_client import SlotClient, pool_of
+from engine_shim.steps import LayerState, Step, StepFailed, StepRequest, as_step_failure
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTask:
+    """One layer to be saved, of these requests; `written`: the event behind the write of its rows.
+
+    The requests are those of the announcement: what is not in it has no save that may run.
+    """
+
+    step: Step
+    layer: int
+    requests: tuple[StepRequest, ...]
+    written: Event
+
+
+class Saver:
+    """Saves layers in the order in which they were written."""
+
+    def __init__(
+        self,
+        client: SlotClient,
+        device: Device,
+        memory: DeviceMemory,
+        rows: LayerRows,
+        order: CopyOrder,
+    ) -> None:
+        """Start the thread."""
+        self._order = order
+        self._client = client
+        self._memory = memory
+        self._rows = rows
+        self._stream = device.stream("save")
+        self._thread = WorkThread("kvd-save", device)
+        self.time = BusyTime()
+        self.num_bytes = 0
+        self._lost: dict[str, StepFailed] = {}
+        self._lock = threading.Lock()
+        self._device = device
+        self._turn = threading.Lock()
+        self._queued = 0
+
+    def lost(self, request: str) -> StepFailed | None:
+        """Why rows of the request are not in the pool although they were announced."""
+        with self._lock:
+            return self._lost.get(request)
+
+    def forget(self, request: str) -> None:
+        """The request has ended."""
+        with self._lock:
+            self._lost.pop(request, None)
+
+    def start(self, task: SaveTask) -> None:
+        """Save one layer, once kvd has answered its announcement."""
+        self._order.save_begins()
+        armed = task.step.layers[task.layer].armed
+        assert armed is not None
+        armed.then(partial(self._answered, task, armed))
+
+    def _answered(self, task: SaveTask, armed: Ticket) -> None:
+        """Begin the save in the thread that heard kvd's yes, unless it would have to wait.
+
+        Waking the saver takes as long as all that there is to do. Saves begin in their order: once
+        one was handed to the saver, so are those behind it.
+        """
+        is_yes = armed.is_settled and not armed.code
+        if is_yes and self._order.may_save and self._turn.acquire(blocking=False):
+            try:
+                if not self._queued:
+                    self._device.bind_thread()
+                    self._run(task)
+                    return
+            finally:
+                self._turn.release()
+        with self._lock:
+            self._queued += 1
+        self._thread.put(partial(self._run_queued, task))
+
+    def _run_queued(self, task: SaveTask) -> None:
+        with self._turn:
+            self._run(task)
+            with self._lock:
+                self._queued -= 1
+
+    def close(self, seconds: float) -> None:
+        """Let saves end that were handed over, those that wait for kvd's answer included."""
+        end = time.monotonic() + seconds
+        self._order.wait_for_saves(seconds)
+        left = max(0.0, end - time.monotonic())
+        self._thread.close(left)
+        with suppress(DeviceError):
+            self._stream.close(int(left * 1e9))
+
+    def _run(self, task: SaveTask) -> None:
+        state = task.step.layers[task.layer]
+        try:
+            self._copy(task, state)
+        except (KvdRefused, DeviceError) as error:
+            self._lose(task, as_step_failure(error))
+            self._tell(state, ok=False)
+
+    def _copy(self, task: SaveTask, state: LayerState) -> None:
+        assert state.tenancy is not None
+        plan, mode = CopyPlan(), self._client.checksums
+        for request in task.requests:
+            self._rows.add_save(plan, task.layer, state.tenancy.slot, request, mode)
+        self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
+        pool = pool_of(self._client, state.tenancy)
+        if pool is None:
+            raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
+        self._order.wait_for_loads(task.step.seconds_left())
+        self._stream.wait(task.written)
+        started = time.monotonic_ns()
+        plan.submit(self._stream, pool, self._memory)
+        ended = partial(self._ended, task, state, plan, started)
+        self._stream.launch_host(ended)
+        self.num_bytes += plan.num_bytes
+
+    def _lose(self, task: SaveTask, failure: StepFailed) -> None:
+        """Rows that were announced are not in the pool: their requests cannot load them again."""
+        if all(request.optional for request in task.requests):
+            task.step.is_shed = True
+            return
+        task.step.fail(failure)
+        with self._lock:
+            self._lost.update({request.request: failure for request in task.requests})
+
+    def _ended(
+        self,
+        task: SaveTask,
+        state: LayerState,
+        plan: CopyPlan,
+        started: int,
+        failure: DeviceError | None,
+    ) -> None:
+        self.time.ended(started)
+        if failure is not None:
+            self._lose(task, as_step_failure(failure))
+            self._tell(state, ok=False)
+        else:
+            self._tell(state, ok=True, sums=plan.sums())
+
+    def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
+        self._order.save_ended()
+        assert state.tenancy is not None
+        with suppress(KvdRefused):
+            self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums)
+        state.saved.set()
