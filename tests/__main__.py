@@ -101,7 +101,7 @@ def interpreter_of(name: str) -> tuple[int, str]:
 
 def _run_pytest(python: str, name: str, options: Sequence[str]) -> int:
     own = OPTIONS.get(name, ())
-    command = (python, "-m", "pytest", f"tests/{name}", "-q", *own, *options)
+    command = (python, "-m", "pytest", f"tests/{name}", "-q", "-rs", *own, *options)
     # The checkout wins over what is installed, wherever a test's child process stands.
     paths = (str(HERE.parent), os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -28,6 +28,19 @@ def test_missing_capability_is_skipped_elsewhere(
         capabilities.lacking("wings", "apt-get install wings")
 
 
+def test_missing_instructions_are_told_in_ci_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.delenv("KVD_TEST_PROCESSOR", raising=False)
+    with pytest.raises(Skipped, match="NOT TESTED: this processor has no wings"):
+        capabilities.processor_lacks("wings")
+
+
+def test_missing_instructions_fail_for_who_requires_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVD_TEST_PROCESSOR", "required")
+    with pytest.raises(Failed, match="NOT TESTED: this processor has no wings"):
+        capabilities.processor_lacks("wings")
+
+
 def test_missing_program_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")
     with pytest.raises(Failed, match="the program no-such-program; as root: apt-get install some"):
