@@ -1,8 +1,9 @@
 """The layerwise path: layers saved and loaded through kvd, against memcpy of the same bytes.
 
 * the copy kernel alone on long pieces
-* steps of 8 layers, at least 4 of them in flight, and single calls that are waited for, through a
-  real kvd, the client and the pipeline, every control message included
+* steps of as many layers as models with such rows have, at least 4 of them in flight, and single
+  calls that are waited for, through a real kvd, the client and the pipeline, every control message
+  included
 * how often a byte is copied, and how many bytes travel by socket
 * the delay that compute sees, against max(0, transfer - compute)
 * the connector's hooks in a step that moves nothing
@@ -39,6 +40,8 @@ SAVE_TARGET: Final = 1.0
 LOAD_TARGET: Final = 1.2
 CALL_TARGET: Final = 0.6
 BARE_TARGETS: Final = {144 * KIB: 0.7, 2 * MIB: 0.85}
+LAYERS: Final = {144 * KIB: 61, 2 * MIB: 16}
+"""Layers of a step: 144 KiB are 128 rows of the latent of DeepSeek-V3, which has 61 layers."""
 SOCKET_SHARE_MAX: Final = 0.01
 MEMCPY: Final = "scalar"
 BARE_THREADS: Final = 2
@@ -105,7 +108,8 @@ def step_rows(block_bytes: int, checksums: str, rounds: int) -> list[Row]:
     """Steps of many layers in flight, against memcpy and the bare kernel."""
     best, rows = copy_kernels()[0], []
     judged = checksums == "off"
-    with Rig(cold(Shape(block_bytes, checksums=checksums))) as rig:
+    shape = Shape(block_bytes, layers=LAYERS[block_bytes], checksums=checksums)
+    with Rig(cold(shape)) as rig:
         for loads, target in ((False, SAVE_TARGET), (True, LOAD_TARGET)):
             samples = _interleaved(
                 rounds,

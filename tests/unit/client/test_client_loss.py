@@ -51,7 +51,7 @@ def test_eight_sleepers_all_wake_and_go_on_waiting_on_the_new_page(
     sleepers = [Background(lambda s=slot: client.slots.acquire(s)) for slot in range(8)]  # type: ignore[misc]
     closed_door(kvd)
     until(lambda: client.statistics().gate_waits.get("hangup", 0) == 8)
-    assert client.state is LinkState.LOST
+    lost(client)
     kvd.on_attach = None
     attached(client, 2)
     for slot in range(8):
