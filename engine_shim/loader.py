@@ -173,12 +173,14 @@ class Loader:
         items = [self._rows.load_item(request, have) for request, have in missing]
         slots = self._client.slots
         if items:
-            return slots.acquire(slot, layer, items, step.seconds_left(), boot_id=step.boot_id)
+            return slots.acquire(
+                slot, layer, items, step.seconds_left(), boot_id=step.boot_id, early=True
+            )
         while True:
             # In slices: a step that fails meanwhile must not wait for its slot.
             seconds = min(AWAY_S, step.seconds_left())
             try:
-                return slots.acquire(slot, layer, (), seconds, boot_id=step.boot_id)
+                return slots.acquire(slot, layer, (), seconds, boot_id=step.boot_id, early=True)
             except KvdRefused as error:
                 is_over = seconds < AWAY_S or step.failure is not None
                 if is_over or error.code not in OUT_OF_TIME:

@@ -13,7 +13,8 @@ For each layer of a step, in order:
                      writing: copy slot -> pool; begun by the thread that hears the answer
 
 The slot is free again when kvd has heard the end of all of it, remote reads included; the next
-layer in the same slot waits for that at its gate, *before* its rows are written.
+layer in the same slot waits for that at its gate, *before* its rows are written. Where no reads
+were offered, every end is our own: then the next layer takes the slot as soon as all are told.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class PrefillPipeline:
         self._compute = device.stream("compute")
         self._order = CopyOrder()
         self._loader = Loader(client, device, memory, self._rows, self._contents, self._order)
-        self._saver = Saver(client, device, memory, self._rows, self._order)
+        alone = not self._options.shares_spans
+        self._saver = Saver(client, device, memory, self._rows, self._order, alone=alone)
         self._step: Step | None = None
         self._shed_blocks = 0
         self._waited_ns = 0
@@ -232,7 +234,7 @@ class PrefillPipeline:
         try:
             if self._options.shares_spans and state.armed is not None:
                 state.armed = slots.confirm(state.tenancy, step.seconds_left())
-            slots.computed(state.tenancy, True)
+            slots.computed(state.tenancy, True, rides=layer + 1 < self._ring.num_layers)
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_computed = True

@@ -41,8 +41,11 @@ class Saver:
         memory: DeviceMemory,
         rows: LayerRows,
         order: CopyOrder,
+        *,
+        alone: bool,
     ) -> None:
-        """Start the thread."""
+        """Start the thread; alone: no other rank loads or saves the same spans."""
+        self._alone = alone
         self._order = order
         self._client = client
         self._memory = memory
@@ -159,7 +162,8 @@ class Saver:
 
     def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
         self._order.save_ended()
+        rides = ok and self._alone and self._order.saves_open > 0
         assert state.tenancy is not None
         with suppress(KvdRefused):
-            self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums)
+            self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums, rides=rides)
         state.saved.set()

@@ -22,6 +22,7 @@ class Desk(Protocol):
         deadline_s: float | None = None,
         *,
         boot_id: bytes | None = None,
+        early: bool = False,
     ) -> Tenancy:
         """Wait at the gate and begin a tenancy; with loads, their blocks are pinned then.
 
@@ -65,7 +66,7 @@ class Desk(Protocol):
         Raises: KvdRefused.
         """
 
-    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
+    def computed(self, tenancy: Tenancy, ok: bool = True, *, rides: bool = False) -> Ticket:
         """Attention has ended."""
 
     def abandon(self, tenancy: Tenancy) -> None:
@@ -81,6 +82,8 @@ class Desk(Protocol):
         ok: bool,
         tokens: Sequence[int] = (),
         sums: bytes = b"",
+        *,
+        rides: bool = False,
     ) -> Ticket:
         """A save has ended."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Final
 
 from engine_shim.client.announcements import AGAIN, RETRY_MAX_S, RETRY_MIN_S, Announcements
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
@@ -23,7 +24,13 @@ from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
 from engine_shim.client.slots import Tenancy
 from engine_shim.client.tickets import Ticket
-from kvd.wire.gate_layout import EPOCH_MAX, STATE_FREE, make_word
+from kvd.wire.gate_layout import (
+    EPOCH_MAX,
+    STATE_FREE,
+    STATE_QUARANTINED,
+    make_word,
+    split_word,
+)
 from kvd.wire.slot_items import (
     AcquiredItem,
     BadSumItem,
@@ -34,6 +41,9 @@ from kvd.wire.slot_items import (
     SaveEndedItem,
     SlotItem,
 )
+
+LOOK_S: Final = 0.25
+"""How often a thread that waits for our own use of a slot looks whether kvd has given it up."""
 
 
 class SlotDesk(Announcements):
@@ -60,6 +70,7 @@ class SlotDesk(Announcements):
         deadline_s: float | None = None,
         *,
         boot_id: bytes | None = None,
+        early: bool = False,
     ) -> Tenancy:
         """Wait until the slot may be written, and take it.
 
@@ -72,6 +83,8 @@ class SlotDesk(Announcements):
             loads: blocks of the pool that will be copied into the slot.
             deadline_s: None for the client's default.
             boot_id: life of kvd that the blocks are of, None for the present one.
+            early: a slot whose last tenancy was offered to nobody, and ended by our own word, is
+                taken without waiting until kvd has heard it.
 
         Raises: KvdRefused; the slot is not taken, or has been given back:
             slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
@@ -87,7 +100,7 @@ class SlotDesk(Announcements):
             raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
         core.await_event_room(end)
         sizes = core.sizes_of([AcquiredItem(slot, EPOCH_MAX, layer, list(loads))])
-        tenancy, ticket = self._take(slot, layer, loads, sizes, boot_id, end)
+        tenancy, ticket = self._take(slot, layer, loads, sizes, boot_id, end, early)
         if not loads:
             return tenancy
         core.send()
@@ -105,11 +118,16 @@ class SlotDesk(Announcements):
         sizes: Sequence[int],
         boot_id: bytes | None,
         end: int,
+        early: bool,
     ) -> tuple[Tenancy, Ticket]:
         core = self._core
         gate: GateView | None = None
         while True:
             gate = core.await_gate(gate, end)
+            if early:
+                taken = self._take_early(gate, slot, layer, loads, sizes, boot_id, end)
+                if taken is not None:
+                    return taken
             spin_ns = core.options.spin_us * 1000
             outcome, epoch = gate.wait_free(slot, core.books.last(slot), left_ns(end), spin_ns)
             with core.lock:
@@ -131,6 +149,36 @@ class SlotDesk(Announcements):
             if outcome == "hangup" and gate is not None:
                 gate.is_suspect = True
                 core.wakeup.set()
+
+    def _take_early(
+        self,
+        gate: GateView,
+        slot: int,
+        layer: int,
+        loads: Sequence[LoadItem],
+        sizes: Sequence[int],
+        boot_id: bytes | None,
+        end: int,
+    ) -> tuple[Tenancy, Ticket] | None:
+        """Take the slot as soon as our own last use of it is over; None: ask the gate."""
+        core = self._core
+        with core.lock:
+            while self._is_present(gate):
+                if boot_id is not None and boot_id != core.boot_id:
+                    raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                word = gate.word(slot)
+                if not core.books.is_in_use(slot):
+                    if not core.books.may_take(slot, word, early=True):
+                        return None
+                    core.gate_waits["free" if core.books.may_take(slot, word) else "early"] += 1
+                    tenancy = core.books.take(slot, word, core.generation, layer, loads, early=True)
+                    item = AcquiredItem(slot, tenancy.epoch, layer, list(loads))
+                    return tenancy, core.post([item], sizes, rides=not loads)
+                left = left_s(end)
+                if left == 0 or split_word(word)[1] == STATE_QUARANTINED:
+                    return None
+                core.room.wait(min(left, LOOK_S))
+        return None
 
     def _may_take(self, slot: int, word: int, end: int) -> bool:
         """Whether a free slot may be taken now; False: look again. The lock is held.
@@ -220,7 +268,8 @@ class SlotDesk(Announcements):
         item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok, list(bad))
         sizes = self._checked(item)
         with core.lock:
-            core.books.use_of(tenancy).loads = ()
+            use = core.books.use_of(tenancy)
+            use.loads = ()
             # It frees the spans to be saved again: that only who contributes does, and after this.
             rides = ok and not bad and self._contributes
             ticket = self._post_end([item], sizes, rides=rides)
@@ -228,9 +277,10 @@ class SlotDesk(Announcements):
             core.send()
         return ticket
 
-    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
+    def computed(self, tenancy: Tenancy, ok: bool = True, *, rides: bool = False) -> Ticket:
         """Attention over the slot has ended.
 
+        Args: rides: nobody waits for kvd to hear it; a later event takes it along.
         Raises: KvdRefused(tenancy_misused | load_open).
         """
         core = self._core
@@ -240,9 +290,10 @@ class SlotDesk(Announcements):
             use = core.books.use_of(tenancy)
             core.books.check_computed(use)
             # What is still saved keeps the slot as long, and its end takes this along.
-            rides = bool(use.savers)
+            rides = bool(use.savers) or (rides and not use.reads)
             ticket = self._post_end([item], sizes, rides=rides)
             use.compute.ended, use.compute.ok = ticket, ok
+            core.books.ended(use)
         if not rides:
             core.send()
         return ticket
@@ -254,12 +305,15 @@ class SlotDesk(Announcements):
         ok: bool,
         tokens: Sequence[int] = (),
         sums: bytes = b"",
+        *,
+        rides: bool = False,
     ) -> Ticket:
         """A save has ended; it touches neither slot nor blocks any more.
 
         Args:
             tokens: valid ones for each target block, () = as announced in `written`.
             sums: checksum of each target block, as `SaveEndedItem` says; b"" for none.
+            rides: nobody waits for kvd to hear it; a later event takes it along.
         Raises: KvdRefused(tenancy_misused).
         """
         core = self._core
@@ -269,9 +323,12 @@ class SlotDesk(Announcements):
             use = core.books.use_of(tenancy)
             save = core.books.save_of(use, saver)
             core.books.check_counts(use, save, tokens)
-            ticket = self._post_end([item], sizes)
+            rides = rides and not use.reads
+            ticket = self._post_end([item], sizes, rides=rides)
             save.ended, save.ok = ticket, ok
-        core.send()
+            core.books.ended(use)
+        if not rides:
+            core.send()
         return ticket
 
     def poisoned(self, tenancy: Tenancy) -> Ticket:
@@ -308,6 +365,7 @@ class SlotDesk(Announcements):
             use.loads = ()
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
+            core.books.ended(use)
         core.send()
 
     def _post_end(

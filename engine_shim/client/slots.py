@@ -120,9 +120,9 @@ class SlotBooks:
 
     # A tenancy's life -------------------------------------------------------------------------
 
-    def may_take(self, slot: int, word: int) -> bool:
-        """Whether the gate word opens the slot to its owner."""
-        return self._acquired.may_acquire(slot, word)
+    def may_take(self, slot: int, word: int, *, early: bool = False) -> bool:
+        """Whether the gate word opens the slot to its owner; early: or will, by what we said."""
+        return self._acquired.may_acquire(slot, word, early=early)
 
     def is_in_use(self, slot: int) -> bool:
         """Whether this process itself still touches the slot.
@@ -147,10 +147,17 @@ class SlotBooks:
         return use is not None and bool(use.reads)
 
     def take(
-        self, slot: int, word: int, generation: int, layer: int, loads: Sequence[LoadItem]
+        self,
+        slot: int,
+        word: int,
+        generation: int,
+        layer: int,
+        loads: Sequence[LoadItem],
+        *,
+        early: bool = False,
     ) -> Tenancy:
         """Begin a tenancy; `may_take` and `is_in_use` were asked."""
-        epoch = self._acquired.acquire(slot, word)
+        epoch = self._acquired.acquire(slot, word, early=early)
         tenancy = Tenancy(slot, epoch, generation)
         uses = self._uses[slot]
         uses[epoch] = SlotUse(tenancy, layer, tuple(loads))
@@ -211,6 +218,13 @@ class SlotBooks:
             raise misused(use.tenancy, "it was computed before")
         if use.loads:
             raise KvdRefused("load_open", slot=use.tenancy.slot)
+
+    def ended(self, use: SlotUse) -> None:
+        """An end was posted: if it was the last one, and nobody else has a part in the tenancy,
+        kvd will release the slot when it comes to that.
+        """
+        if not (use.is_busy or use.reads):
+            self._acquired.is_over(use.tenancy.slot)
 
     def save_of(self, use: SlotUse, saver: str) -> Activity:
         """A save that has not ended.

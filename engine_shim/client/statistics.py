@@ -27,7 +27,7 @@ class ClientStatistics:
     events_unacked:    slot events not acknowledged yet.
     slots_busy:        slots that this process uses now.
     mappings_retired:  memory of earlier lives of kvd that views still keep mapped.
-    gate_waits:        ended waits for slots by outcome: free, quarantined, timeout, hangup.
+    gate_waits:        ended waits for slots by outcome: free, early, quarantined, timeout, hangup.
     gate_wakes:        times that kvd's wake-up was consumed; one can serve several sleepers.
     gate_spins:        waits that ended before they slept.
     """

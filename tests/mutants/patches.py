@@ -35,6 +35,10 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/test_pipeline_pressure.py",
             "tests/unit/engine_shim/test_copy_order.py",
         ),
+        "slots taken early": (
+            "tests/unit/engine_shim/test_gate.py",
+            "tests/unit/client/test_client_early.py",
+        ),
         "connector scheduler": (
             "tests/unit/engine_shim/vllm/test_scheduler_side.py",
             "tests/unit/engine_shim/vllm/test_scheduler_failures.py",

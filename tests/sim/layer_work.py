@@ -269,6 +269,7 @@ def _save_seen(
         if (not ok or counts != save.tokens) and set(save.blocks) & set(part.request.blocks):
             part.request.failed = True
     _say_save_ended(worker, tenancy, save, ok, counts)
+    worker.advance()
     worker.engine.schedule()
 
 
@@ -281,5 +282,6 @@ def _say_save_ended(
         counts = ()
     event = se.SaveEnded(tenancy.ref, save.saver, ok, counts)
     worker.say(event)
+    worker.end_said(tenancy)
     if worker.world.happens(worker.world.options.duplication):
         worker.later(worker.world.rng.randint(1, 50 * MS), worker.say, event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -94,6 +94,7 @@ class Options:
     slow_kinds:     messages between kvds that are mostly late, whatever the link does to others.
     eager_computed: `Computed` follows `Written` without waiting for its answer.
     pipelined:      a member sends new slot events while earlier ones are not acknowledged.
+    early:          a slot is taken by our own word where nobody else had a part in its last use.
     blind_rate:     how often the state of processes becomes unknown to a node for a while.
     """
 
@@ -153,6 +154,7 @@ class Options:
     transfers_max: int
     read_attempts: int
     persistent: bool
+    early: bool = field(repr=False)
     profile: str = "any"
 
     @property
@@ -206,11 +208,12 @@ def draw(rng: random.Random) -> Options:
     """Draw a world. Every field is drawn always, so that one new option shifts no other field
     of the same draw."""
     sizes = _draw_sizes(rng)
-    options = Options(**sizes, **_draw_paces(rng), persistent=False)
+    options = Options(**sizes, **_draw_paces(rng), persistent=False, early=False)
     name = rng.choice(("any", "any", "any", "hand-off", "deaths", "restarts"))
     options = replace(options, profile=name, **PROFILES[name])
     # Drawn from the world itself: past seeds go on meeting the same chances.
-    return replace(options, persistent=random.Random(repr(options)).random() < 0.6)
+    late = random.Random(repr(options))
+    return replace(options, persistent=late.random() < 0.6, early=late.random() < 0.6)
 
 
 def _draw_sizes(rng: random.Random) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class Oracle:
                 raise Violation("epochs", f"{member} slot {slot}: {epoch} is not {known}")
         elif epoch != known + 1:
             raise Violation("epochs", f"{member} slot {slot}: released {known} to {epoch}")
-        if state == GATE_FREE and place.touches:
+        # A word that its owner does not wait for any more frees nothing.
+        if state == GATE_FREE and epoch > acquired and place.touches:
             copy = place.touches[0][0]
             raise Violation("release", f"{place.name} freed at {epoch} under {copy.name}")
         self._epochs[boot, member, slot] = epoch

@@ -124,10 +124,10 @@ class Worker(Member):
         step = self.step
         assert step is not None
         slot = self.slot_of(layer)
-        word = self.page[slot]
-        if not self.gate.may_acquire(slot, word):
+        word, early = self.page[slot], self.world.options.early
+        if not self.gate.may_acquire(slot, word, early=early):
             return False
-        epoch = self.gate.acquire(slot, word)
+        epoch = self.gate.acquire(slot, word, early=early)
         self.world.oracle.acquired(self.ref, slot, epoch, self.slot_areas[slot])
         tenancy = Tenancy(SlotRef(self.ref, slot, epoch), layer, step)
         self.held[slot] = tenancy
@@ -151,6 +151,13 @@ class Worker(Member):
         if not tenancy.computed_said:
             tenancy.computed_said = True
             self.say(se.Computed(tenancy.ref, ok))
+            self.end_said(tenancy)
+
+    def end_said(self, tenancy: Tenancy) -> None:
+        """Its computation or a save of it has ended: maybe that was all, and all was our own."""
+        owed = any(save.saver not in tenancy.results for save in tenancy.saves)
+        if tenancy.computed_said and not (owed or tenancy.reads or tenancy.busy):
+            self.gate.is_over(tenancy.ref.slot)
 
     def cancel(self) -> None:
         """Give the step up: each taken slot is given back as soon as nothing runs in it."""

@@ -216,6 +216,7 @@ class FakeDesk:
         deadline_s: float | None = None,
         *,
         boot_id: bytes | None = None,
+        early: bool = False,
     ) -> Tenancy:
         """See `Desk`."""
         end = time.monotonic() + (deadline_s or 10.0)
@@ -295,7 +296,7 @@ class FakeDesk:
             self._announce(tenancy, self._said[use])
         return ticket
 
-    def computed(self, tenancy: Tenancy, ok: bool = True) -> Ticket:
+    def computed(self, tenancy: Tenancy, ok: bool = True, *, rides: bool = False) -> Ticket:
         """See `Desk`."""
         return self._kvd.post(se.Computed(_ref(tenancy), ok))
 
@@ -315,6 +316,8 @@ class FakeDesk:
         ok: bool,
         tokens: Sequence[int] = (),
         sums: bytes = b"",
+        *,
+        rides: bool = False,
     ) -> Ticket:
         """See `Desk`."""
         return self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
