@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Final
 
@@ -32,6 +32,8 @@ class GroupFigures:
     managed_ns: time in the books, of the sampled steps; likewise
     waited_ns:  time that compute waited for loads,
     copied_ns:  time that loads took in their stream.
+    merged_misses: misses that another query of the step had too, and that were copied once; counted
+                by steps of native operations alone.
     """
 
     rows: HotStatistics
@@ -40,6 +42,12 @@ class GroupFigures:
     managed_ns: int
     waited_ns: int
     copied_ns: int
+    merged_misses: int = 0
+
+    def __sub__(self, earlier: GroupFigures) -> GroupFigures:
+        """What came since, field by field."""
+        names = (field.name for field in fields(self))
+        return GroupFigures(**{it: getattr(self, it) - getattr(earlier, it) for it in names})
 
 
 @dataclass(slots=True)
@@ -52,6 +60,7 @@ class GroupMeter:
     managed_ns: int = 0
     waited_ns: int = 0
     copied_ns: int = 0
+    merged_misses: int = 0
     past: HotStatistics = field(default_factory=HotStatistics)
 
     def begin(self) -> None:
@@ -89,6 +98,7 @@ class GroupMeter:
             self.managed_ns,
             self.waited_ns,
             self.copied_ns,
+            self.merged_misses,
         )
 
 

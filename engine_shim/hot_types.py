@@ -61,6 +61,18 @@ class HotFigures:
     holes: int
     groups: tuple[GroupFigures, ...] = ()
 
+    def __sub__(self, earlier: HotFigures) -> HotFigures:
+        """What came since; `free` and `parked` are those of now."""
+        pairs = zip(self.groups, earlier.groups, strict=True)
+        return HotFigures(
+            self.rows - earlier.rows,
+            self.free,
+            self.parked,
+            self.load_failures - earlier.load_failures,
+            self.holes - earlier.holes,
+            tuple(group - before for group, before in pairs),
+        )
+
     def named(self) -> dict[str, float]:
         """Return all of it as figures by name, for status and metrics.
 
@@ -72,6 +84,7 @@ class HotFigures:
             "hot_parked": float(self.parked),
             "hot_load_failures": float(self.load_failures),
             "hot_holes": float(self.holes),
+            "hot_merged_misses": float(sum(group.merged_misses for group in self.groups)),
             **_times("hot", self.groups),
         }
         for at, group in enumerate(self.groups[:NAMED_GROUPS]):
