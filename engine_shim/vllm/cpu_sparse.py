@@ -13,6 +13,9 @@ vLLM's rotary kernel for the CPU takes [T, heads * size]. MLA layers pass [T, he
 it rotates the wrong elements without a word: tokens then depend on their place in the step. So
 `install` sends such tensors to vLLM's own torch version, for every MLA model.
 
+On processors without AMX vLLM would serve MLA models, these too, without chunks and prefix hits;
+see `v032.cpu_settings`.
+
 `SparseImpl.rows` is the one way to KV rows: what keeps them elsewhere replaces `PagedRows`, as
 `sparse_rows.LayerRows` does.
 """
@@ -38,6 +41,7 @@ from vllm.v1.attention.backend import (
 )
 
 from engine_shim.vllm import sparse_math
+from engine_shim.vllm.v032.cpu_settings import with_own_settings
 from engine_shim.vllm.versions import need_known_vllm
 
 ROW_SIZE: Final = 576
@@ -357,5 +361,7 @@ def install() -> None:
 
     RotaryEmbedding.forward_cpu = rotate
     CpuPlatform.get_attn_backend_cls = classmethod(choose)
+    checked = with_own_settings(CpuPlatform.check_and_update_config)
+    CpuPlatform.check_and_update_config = classmethod(checked)
     deepseek_v2.DeepseekV32IndexerCache.get_attn_backend = lambda _: IndexBackend
     deepseek_v2.Indexer.forward = indexer_forward
