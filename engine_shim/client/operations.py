@@ -158,6 +158,18 @@ class Operations:
                 del core.regions[region]
         self._done(msg.RegionDestroy, (region,), f"the end of region {region}", deadline_s)
 
+    def region_forget(self, region: str) -> None:
+        """Unmap a region here that a restarted kvd does not know; nothing is asked of kvd.
+
+        It is unmapped in the background, as soon as no view of it is alive.
+        """
+        core = self._core
+        core.check_process()
+        with core.lock:
+            mapping = core.regions.pop(region, None)
+        # Even with nothing to add: what views had kept mapped is tried once more.
+        core.retired.add([mapping] if mapping is not None else [])
+
     def allocated(
         self,
         region: str,

@@ -88,28 +88,32 @@ class SparseStore:
         writes_region: bool,
         meet: Callable[[], None] | None,
     ) -> None:
-        """Look at the memory.
+        """Look at the memory; see `open`.
 
-        Args: region: all of it; a tensor over it is dropped by `close`.
-              writes_region: whether this rank writes rows into it, or another one does.
+        Args: writes_region: whether this rank writes rows into the region, or another one does.
               meet: waits for the other ranks, None where there are none.
         """
         layout = plan.region
-        self.hot = hot
         self.plan = plan
-        self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
         self.shares: tuple[Share, ...] = ()
         self._dtype = dtype
         self._writes_region = writes_region
         self._meet = meet
         self._width = layout.row_bytes // dtype.itemsize
         self._group_of = {layer: at for at, group in enumerate(plan.groups) for layer in group}
+        self.open(hot, region)
+
+    def open(self, hot: HotBuffers, region: memoryview) -> None:
+        """Look at memory without rows. Args: region: all of it, a tensor over it is kept."""
+        layout, dtype = self.plan.region, self._dtype
+        self.hot = hot
+        self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
         whole = torch.frombuffer(region, dtype=dtype, count=layout.num_bytes // dtype.itemsize)
         self._region = whole.view(layout.num_layers, -1, self._width)
         self._hot = torch.frombuffer(mapping_of("hot", hot.memory).view(), dtype=torch.uint8)
 
     def close(self) -> None:
-        """Let go of all memory but the hot buffers."""
+        """Let go of all memory but the hot buffers; until `open` every share has to fail."""
         self.shares = ()
         self._region = self._hot = torch.empty(0)
 
