@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine_shim.hot_loads import RequestLoads
+from engine_shim.hot_meter import GroupFigures, GroupMeter
 from engine_shim.hot_residency import ABSENT, HotStatistics, Residency
 from engine_shim.hot_rows import WrittenRows
 
@@ -15,7 +16,7 @@ class HotRequest:
     """books: for each group; [] without a buffer. steps: for each group the rows of its step.
 
     past: for each group what was counted in earlier buffers. before: what the books of this one had
-    counted for others.
+    counted for others. meters: for each group, of its own steps.
     """
 
     name: str
@@ -28,10 +29,12 @@ class HotRequest:
     steps: list[range] = field(default_factory=list)
     before: list[HotStatistics] = field(default_factory=list)
     past: list[HotStatistics] = field(init=False)
+    meters: list[GroupMeter] = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing was counted yet."""
         self.past = [HotStatistics() for _ in range(self.num_groups)]
+        self.meters = [GroupMeter() for _ in range(self.num_groups)]
 
     def take(self, buffer: int, books: list[Residency]) -> None:
         """Take a buffer over; nothing of whoever had it before stays in its books."""
@@ -47,6 +50,12 @@ class HotRequest:
             return tuple(self.past)
         kept = zip(self.past, self.books, self.before, strict=True)
         return tuple(past + books.statistics() - before for past, books, before in kept)
+
+    def figures(self) -> tuple[GroupFigures, ...]:
+        """The same with times, by group."""
+        return tuple(
+            meter.figures(rows) for meter, rows in zip(self.meters, self.rows(), strict=True)
+        )
 
     def require(
         self,

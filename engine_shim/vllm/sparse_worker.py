@@ -32,7 +32,7 @@ from engine_shim.hot import HotFigures, HotHandle, HotOptions
 from engine_shim.vllm.cpu_sparse import PagedRows, SparseImpl, SparseMetadata
 from engine_shim.vllm.messages import Failure, SparseOrder, SparseShare, StepReport
 from engine_shim.vllm.options import ConnectorOptions, client_options
-from engine_shim.vllm.sparse_figures import after, figures_of
+from engine_shim.vllm.sparse_figures import after, figures_of, layers_of, requests_of
 from engine_shim.vllm.sparse_memory import SparseMemory
 from engine_shim.vllm.sparse_plan import SparsePlan
 from engine_shim.vllm.sparse_rows import DraftRows, LayerRows, Share, SparseStore, attempt
@@ -165,7 +165,6 @@ class SparseWorker:
         if life != self._life:
             self._life, self._is_whole = life, False
             self._renew_end = end_after(self._deadline_s)
-            self._past = after(self._past, self.store.hot.statistics())
             for known in self._known.values():
                 known.handle = None
             self.store.close()
@@ -177,6 +176,7 @@ class SparseWorker:
         except (KvdRefused, DeviceError) as failure:
             self._log.warning("kvd: the decode region cannot be made anew yet: %s", failure)
             return failure
+        self._past = after(self._past, self.store.hot.statistics())
         self.store.open(hot, region)
         self._is_whole = True
         self._log.warning("kvd: the decode region was made anew; what was computed is void")
@@ -273,10 +273,19 @@ class SparseWorker:
 
     def tell(self) -> None:
         """Push the figures to kvd; nobody waits for one that is away."""
-        if self.client.state is LinkState.ATTACHED:
-            with suppress(KvdRefused):
-                figures = figures_of(self.store, self._past, 1 + self._life)
-                self.client.stats(figures, FIGURES_DEADLINE_S)
+        if self.client.state is not LinkState.ATTACHED:
+            return
+        plan, store = self.plan, self.store
+        hot = after(self._past, store.hot.statistics())
+        lent = ((name, it.handle) for name, it in self._known.items() if it.handle is not None)
+        requests = requests_of(plan, ((name, store.hot.figures_of(it)) for name, it in lent))
+        with suppress(KvdRefused):
+            self.client.stats(
+                figures_of(plan, hot, 1 + self._life),
+                FIGURES_DEADLINE_S,
+                layers=layers_of(plan, hot.groups),
+                requests=requests,
+            )
 
     def take_report(self) -> StepReport | None:
         """What became of the last step, None when there is nothing to say."""
