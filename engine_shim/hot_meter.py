@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
+from operator import add, attrgetter
 from typing import Final
 
 from engine_shim.device import DeviceError
@@ -57,9 +58,10 @@ class GroupFigures:
 
 def together(one: GroupFigures, other: GroupFigures) -> GroupFigures:
     """Sum field by field."""
-    return GroupFigures(
-        **{it.name: getattr(one, it.name) + getattr(other, it.name) for it in fields(one)}
-    )
+    return GroupFigures(*map(add, _FIGURES(one), _FIGURES(other)))
+
+
+_FIGURES: Final = attrgetter(*(it.name for it in fields(GroupFigures)))
 
 
 @dataclass(slots=True)

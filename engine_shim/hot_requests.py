@@ -49,7 +49,7 @@ class HotRequest:
         if not self.books:
             return tuple(self.past)
         kept = zip(self.past, self.books, self.before, strict=True)
-        return tuple(past + books.statistics() - before for past, books, before in kept)
+        return tuple(past + (books.statistics() - before) for past, books, before in kept)
 
     def figures(self) -> tuple[GroupFigures, ...]:
         """The same with times, by group."""

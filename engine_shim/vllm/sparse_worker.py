@@ -39,6 +39,8 @@ from engine_shim.vllm.sparse_rows import DraftRows, LayerRows, Share, SparseStor
 from engine_shim.vllm.worker import CLOSE_S, Rank
 
 FIGURES_EVERY_NS: Final = 1_000_000_000
+FIGURES_SHARE: Final = 256
+"""Telling kvd of all requests and layers takes no more than one part of so many of the time."""
 FIGURES_DEADLINE_S: Final = 0.25
 RETRY_S: Final = 0.25
 """Time that a step waits for a lost region at least, when its deadline has passed."""
@@ -122,7 +124,7 @@ class SparseWorker:
         self._impls: list[SparseImpl] = []
         self._report = StepReport()
         self._bad_blocks: set[int] = set()
-        self._told_ns = 0
+        self._tell_at_ns = 0
 
     def serve(self, impls: dict[str, SparseImpl]) -> None:
         """Be where the attention of these layers finds its rows. Args: impls: by name."""
@@ -255,9 +257,10 @@ class SparseWorker:
         self._settle()
         self.store.shares = ()
         now = time.monotonic_ns()
-        if now - self._told_ns >= FIGURES_EVERY_NS:
-            self._told_ns = now
+        if now >= self._tell_at_ns:
             self.tell()
+            spent = time.monotonic_ns() - now
+            self._tell_at_ns = now + max(FIGURES_EVERY_NS, FIGURES_SHARE * spent)
 
     def _settle(self) -> None:
         """Note who has failed; with draft layers vLLM asks before the step has ended."""
