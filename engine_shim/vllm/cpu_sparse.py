@@ -22,6 +22,7 @@ see `v032.cpu_settings`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -176,6 +177,16 @@ class RowStore(Protocol):
               tokens: of any shape; -1 for none, where some row may stand.
         """
 
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Return the rows in the order in which they come; None when `read` is as good.
+
+        Args:    tokens: [T, K]; others as `read`.
+        Returns: rows [T, some, R] and which of them are a query's [T, some]; all together are the
+                 rows of `tokens`.
+        """
+
 
 class PagedRows:
     """Rows in vLLM's own paged cache [blocks, block tokens, R], addressed by slot."""
@@ -192,6 +203,11 @@ class PagedRows:
         table, size = step.block_table[request], step.block_size
         slots = sparse_math.slots_of(table, tokens.clamp(min=0), size)
         return cache.view(-1, cache.shape[-1])[slots]
+
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> None:
+        """All rows are there."""
 
 
 class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
@@ -272,11 +288,14 @@ class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
             most = min(attn_metadata.seq_lens[request], selected.shape[1])
             for first in range(begin, end, QUERIES_AT_ONCE):
                 some = slice(first, min(end, first + QUERIES_AT_ONCE))
-                tokens = selected[some, :most]
-                rows = self.rows.read(kv_c_and_k_pe_cache, attn_metadata, request, tokens)
-                out[some] = sparse_math.attention(
-                    queries[some], rows, tokens >= 0, self.scale, self.kv_lora_rank
-                )
+                what = (kv_c_and_k_pe_cache, attn_metadata, request, selected[some, :most])
+                how = (self.scale, self.kv_lora_rank)
+                parts = self.rows.parts(*what)
+                if parts is not None:
+                    out[some] = sparse_math.attention_in_parts(queries[some], parts, *how)
+                    continue
+                rows, valid = self.rows.read(*what), selected[some, :most] >= 0
+                out[some] = sparse_math.attention(queries[some], rows, valid, *how)
         return out, None
 
 
