@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.hot_lending import BufferLender, NoHotBufferError
 from engine_shim.hot_loads import SCRATCH, RequestLoads
-from engine_shim.hot_meter import GroupFigures, GroupMeter
+from engine_shim.hot_meter import GroupFigures, together
 from engine_shim.hot_region import RegionRows, UntrackedLoadError
 from engine_shim.hot_requests import HotRequest
 from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency, total
@@ -102,7 +102,7 @@ class HotBuffers:
         self._epochs = itertools.count(1)
         self._requests: dict[int, HotRequest] = {}
         self._books: dict[int, list[Residency]] = {}
-        self.meters: Final = [GroupMeter() for _ in groups]
+        self._past = [GroupFigures() for _ in groups]
         self._load_failures = self._holes = 0
 
     def open(self, request: str, blocks: Sequence[int] = ()) -> HotHandle:
@@ -140,8 +140,7 @@ class HotBuffers:
         """End the request; its handle is void. Its region blocks stay the engine's to free."""
         request = self._find(handle)
         self._give_back(request)
-        for meter, rows in zip(self.meters, request.past, strict=True):
-            meter.past += rows
+        self._past = list(map(together, self._past, request.figures()))
         del self._requests[handle.epoch]
 
     def buffer_of(self, handle: HotHandle) -> int:
@@ -198,8 +197,9 @@ class HotBuffers:
             for layer in self.groups[group]:
                 request.written.check_writable(layer, start)
         request.loads.settle((*self.groups[group], SCRATCH))
-        self.meters[group].begin()
-        with self.meters[group].managing():
+        meter = request.meters[group]
+        meter.begin()
+        with meter.managing():
             request.books[group].begin_step()
             request.books[group].admit(start, end)
         request.steps[group] = range(start, end)
@@ -210,16 +210,15 @@ class HotBuffers:
         Args:   rows: [T, row_bytes] bytes of positions [start, start + T), C-contiguous.
         Raises: ValueError for rows that are not the step's; nothing changes then.
         """
-        view = row_view(rows, self.layout.row_bytes)
         row_bytes = self.layout.row_bytes
+        view = row_view(rows, row_bytes)
         end = start + len(view) // row_bytes
         request = self.check_append(handle, layer, start, end)
         if self.options.writes_region:
             self._region.write(request.blocks, layer, start, view)
-        base = self.layout.layer_offset(request.buffer, layer)
-        books = request.books[self.group_of[layer]]
+        books, base = request.books, self.layout.layer_offset(request.buffer, layer)
         for at, position in enumerate(range(start, end)):
-            slot = books.slot_of(position)
+            slot = books[self.group_of[layer]].slot_of(position)
             if slot != ABSENT:
                 row = view[at * row_bytes : (at + 1) * row_bytes]
                 self.memory.write_bytes(base + slot * row_bytes, row)
@@ -256,7 +255,7 @@ class HotBuffers:
         with self.counting_holes():
             request.require(self.groups[group], group, given, self.options.track_rows)
         books = request.books[group]
-        with self.meters[group].managing():
+        with request.meters[group].managing():
             plan = books.select(given)
         if len(plan.scratch) > self.options.scratch_rows:
             books.reset()
@@ -285,7 +284,8 @@ class HotBuffers:
         Raises: DeviceError of a load that failed: the group's buffer is empty then.
                 DeviceError(timeout) after timeout_ns; HoleError for a scratch row never written.
         """
-        request, meter = self.lent(handle), self.meters[self.group_of[layer]]
+        request = self.lent(handle)
+        meter = request.meters[self.group_of[layer]]
         with meter.waiting():
             request.loads.end(layer)
         if not plan.scratch:
@@ -311,20 +311,21 @@ class HotBuffers:
 
     def statistics(self) -> HotFigures:
         """Return the counts so far."""
-        open_rows = [request.rows() for request in self._requests.values()]
-        groups = tuple(
-            meter.figures(total(rows[at] for rows in open_rows))
-            for at, meter in enumerate(self.meters)
-        )
+        groups = self._past
+        for request in self._requests.values():
+            groups = list(map(together, groups, request.figures()))
         rows = total(group.rows for group in groups)
         lender = self._lender
-        return HotFigures(
-            rows, lender.num_free, lender.num_parked, self._load_failures, self._holes, groups
-        )
+        counts = (lender.num_free, lender.num_parked, self._load_failures, self._holes)
+        return HotFigures(rows, *counts, tuple(groups))
 
     def rows_of(self, handle: HotHandle) -> tuple[HotStatistics, ...]:
         """Return what became of a request's rows, by group."""
         return self._find(handle).rows()
+
+    def figures_of(self, handle: HotHandle) -> tuple[GroupFigures, ...]:
+        """Return the same with times, by group."""
+        return self._find(handle).figures()
 
     def check(self) -> list[str]:
         """Return what is wrong with any request's books; [] when nothing is."""
@@ -341,10 +342,7 @@ class HotBuffers:
         self.memory.close()
 
     def lent(self, handle: HotHandle) -> HotRequest:
-        """Return a request with its buffer and books, for what works on them natively.
-
-        Raises: ValueError while it is preempted.
-        """
+        """Return a request with its buffer and books. Raises: ValueError while it is preempted."""
         found = self._find(handle)
         if found.buffer == ABSENT:
             raise ValueError(f"{handle} is preempted; resume it first")
@@ -376,7 +374,7 @@ class HotBuffers:
         self, request: HotRequest, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
     ) -> None:
         """Start a load and note it."""
-        timer = self.meters[self.group_of[layer]].copy_timer()
+        timer = request.meters[self.group_of[layer]].copy_timer()
         try:
             event = self._region.load(request.blocks, layer, rows, self.memory, base, timer)
         except UntrackedLoadError as error:

@@ -247,7 +247,8 @@ class HotSteps:
         """
         layers = self._hot.groups[group]
         self._running_group(handle, layers[0])
-        request, meter = self._hot.lent(handle), self._hot.meters[group]
+        request = self._hot.lent(handle)
+        meter = request.meters[group]
         start, count = request.steps[group].start, len(request.steps[group])
         if len(queries) != count:
             raise ValueError(f"queries has {len(queries)} positions; give the {count} of the step")
@@ -276,7 +277,8 @@ class HotSteps:
                  empty then. HoleError for a row never written.
         """
         group = self._running_group(handle, layer)
-        request, meter = self._hot.lent(handle), self._hot.meters[group]
+        request = self._hot.lent(handle)
+        meter = request.meters[group]
         count = len(request.steps[group])
         if len(queries) != count:
             raise ValueError(f"queries has {len(queries)} positions; give the {count} of the step")

@@ -58,6 +58,7 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "kvd_kernels.residency_reference": frozenset({"numpy"}),
         "kvd_kernels.rows_reference": frozenset({"numpy"}),
         "kvd_kernels.triton_ops": frozenset({"torch", TRITON}),
+        "bench.vllm_engine": frozenset({"torch", VLLM, *WITH_VLLM}),
         "bench": frozenset({HOST, "msgspec", "numpy", "rich", "torch", "uvloop", "zmq"}),
     }
 )
