@@ -9,7 +9,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 TIMED := .ci/timed
 TYPED := kvd engine_shim kernels/kvd_kernels bench tests
-BENCHES ?= $(filter-out report,$(notdir $(basename $(shell grep -l '    return finish' bench/*.py))))
+BENCHES ?= $(filter-out report vllm_decode,$(notdir $(basename $(shell grep -l '    return finish' bench/*.py))))
 TIERS ?=
 TEST_ARGS ?=
 DEMO_ARGS ?=
@@ -17,7 +17,7 @@ BENCH_ARGS ?=
 DEEP ?= 20
 PYTHONS ?= python3.11 python3.12 python3.13
 
-.PHONY: help env demo demo-vllm test test-all test-aarch64 lint format bench develop clean clean-env
+.PHONY: help env demo demo-vllm test test-all test-aarch64 lint format bench bench-vllm develop clean clean-env
 
 help: ## show this list
 	@echo "kvd: make TARGET"
@@ -71,6 +71,10 @@ bench: env ## every bench, a table each; BENCHES="control" runs some, BENCH_ARGS
 	@failed=0; \
 	for name in $(BENCHES); do $(RUN) -m bench.$$name $(BENCH_ARGS) || failed=1; done; \
 	exit $$failed
+
+bench-vllm: env ## decode in a real vLLM, hot buffers against resident KV: equal tokens, hidden loads
+	@vllm="$$($(PYTHON) .ci/environment.py vllm)"; \
+	$(RUN) -m bench.vllm_decode --python "$$vllm/bin/python" $(BENCH_ARGS)
 
 develop: ## build/develop: an environment whose kvd is this checkout itself
 	@$(PYTHON) .ci/environment.py develop

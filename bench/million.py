@@ -1,8 +1,9 @@
 """A million tokens in the reference engine.
 
 Decode: the context's rows are in a region of kvd, written by a seeded generator; one indexer with
-float8 keys selects for all layers; on the device are its keys and a hot buffer. Tokens and logits
-must be those of a run that reads every selected row from the region afresh.
+float8 keys selects for all layers; on the device are its keys and a hot buffer. Scores, selection,
+row copies and attention are native operations. Tokens and logits must be those of a run that reads
+every selected row from the region afresh.
 
 Prefill: the whole context through a few rotating layer buffers, whose rows every chunk loads from
 kvd's pool again; then the same prompt out of the pool. A million tokens take most of an hour.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,10 +26,13 @@ from engine_shim.reference.bytes_tokenizer import VOCAB_SIZE
 from engine_shim.reference.cache import BlockTable, KvCache, PagedView
 from engine_shim.reference.config import ModelConfig
 from engine_shim.reference.generate import Decoded, decode
-from engine_shim.reference.hot_cache import HotStore, region_layout
+from engine_shim.reference.hot_cache import HotStore, NativeHotCache, region_layout
 from engine_shim.reference.index_rows import store_keys
+from engine_shim.reference.indexer import IndexQueries
 from engine_shim.reference.layouts import rows_tensor
 from engine_shim.reference.model import SparseModel
+from engine_shim.reference.native_reads import NativeReads, RowsAtHand, step_sizes
+from engine_shim.sparse_ops import KeyRows
 from kvd.plan.layout import RegionLayout
 from kvd_kernels.host import Mapping
 
@@ -83,12 +87,19 @@ class Outcome:
 
 
 class FreshCache:
-    """`KvCache` that reads every row from the region whenever it is selected."""
+    """A cache that reads every row from the region whenever it is selected, in any kind of read."""
 
-    def __init__(self, region: list[Tensor], index: Tensor, table: BlockTable) -> None:
-        """region: rows of each layer; index: stored index keys of the one indexer layer."""
+    def __init__(
+        self, region: list[Tensor], index: Tensor, table: BlockTable, reads: RowsAtHand
+    ) -> None:
+        """region: rows of each layer; index: stored index keys of the one indexer layer.
+
+        reads: native, of the same.
+        """
         self._main = [PagedView(rows, table) for rows in region]
         self._index = PagedView(index, table)
+        self._reads = reads
+        self._written = 0
 
     def begin_layer(self, layer: int) -> None:
         """Do nothing."""
@@ -98,9 +109,18 @@ class FreshCache:
         self._main[layer].write(positions, main)
         if index is not None:
             self._index.write(positions, index)
+            self._written = int(positions[-1]) + 1
 
     def end_write(self, layer: int) -> None:
         """Do nothing."""
+
+    def choose(self, layer: int, queries: IndexQueries) -> None:
+        """Select natively."""
+        self._reads.choose(layer, queries, self._written)
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attend to rows of the region."""
+        return self._reads.attend(layer, queries)
 
     def index_keys(self, layer: int, num_tokens: int) -> Tensor:
         """Stored index keys of positions [0, num_tokens)."""
@@ -120,12 +140,18 @@ class FreshCache:
         """Do nothing: what was written is written again."""
 
 
+class Natively(KvCache, NativeReads, Protocol):
+    """A cache that can be read natively."""
+
+
 class Timed:
     """Another cache, with the time at which each step's first layer began."""
 
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: Natively) -> None:
         self._cache = cache
         self.starts: list[float] = []
+        # Looked for by name, which `__getattr__` is not asked for by every Python.
+        self.choose, self.attend = cache.choose, cache.attend
 
     def begin_layer(self, layer: int) -> None:
         """See `KvCache`."""
@@ -191,6 +217,7 @@ def _decode_both(
         index_memory=index,
     )
     cache = store.open("million", order)
+    assert isinstance(cache, NativeHotCache)
     cache.landed(known - 1)
     timed = Timed(cache)
     hot = decode(model, timed, tokens, case.num_new)  # type: ignore[arg-type]
@@ -198,7 +225,7 @@ def _decode_both(
     device_bytes = store.hot.layout.num_bytes + index.nbytes
     cache.close()
     store.close()
-    del cache
+    del cache, timed.choose, timed.attend
     fresh_timed, fresh = _decode_afresh(model, region, layout, index, order, tokens, case)
     return Outcome(
         device_bytes,
@@ -223,8 +250,19 @@ def _decode_afresh(
     config = model.config
     table = BlockTable(layout.block_tokens, layout.num_blocks)
     table.append(order)
-    keys = index_rows(config, index)
-    cache = Timed(FreshCache(region_rows(config, region, layout), keys, table))
+    keys, row = index_rows(config, index), config.index_row_bytes
+    sizes = step_sizes(config, width=1, num_heads=None, context=case.num_tokens)
+    key_rows = KeyRows(keys.view(torch.uint8).numpy(), 0, layout.block_tokens * row, row)
+    reads = RowsAtHand(
+        config,
+        sizes,
+        region.view(),
+        {0: key_rows},
+        order,
+        layout.block_tokens,
+        layout.num_blocks,
+    )
+    cache = Timed(FreshCache(region_rows(config, region, layout), keys, table, reads))
     return cache, decode(model, cache, tokens, case.num_new)  # type: ignore[arg-type]
 
 

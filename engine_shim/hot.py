@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.hot_lending import BufferLender, NoHotBufferError
 from engine_shim.hot_loads import SCRATCH, RequestLoads
-from engine_shim.hot_meter import GroupFigures, GroupMeter
+from engine_shim.hot_meter import GroupFigures, together
 from engine_shim.hot_region import RegionRows, UntrackedLoadError
 from engine_shim.hot_requests import HotRequest
 from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency, total
@@ -96,13 +96,13 @@ class HotBuffers:
         except (ValueError, DeviceError):
             self.memory.close()
             raise
-        self._group_of = {layer: at for at, group in enumerate(groups) for layer in group}
-        self._options = options
+        self.group_of: Final = {layer: at for at, group in enumerate(groups) for layer in group}
+        self.options: Final = options
         self._lender = BufferLender(options.num_buffers)
         self._epochs = itertools.count(1)
         self._requests: dict[int, HotRequest] = {}
         self._books: dict[int, list[Residency]] = {}
-        self._meters = [GroupMeter() for _ in groups]
+        self._past = [GroupFigures() for _ in groups]
         self._load_failures = self._holes = 0
 
     def open(self, request: str, blocks: Sequence[int] = ()) -> HotHandle:
@@ -112,7 +112,7 @@ class HotBuffers:
         Raises: NoHotBufferError; ValueError for a block outside the region.
         """
         self._region.check_blocks(blocks)
-        track = self._options.track_rows
+        track = self.options.track_rows
         written = WrittenRows(request, self.layout.num_layers, track_rows=track)
         made = HotRequest(request, list(blocks), written, len(self.groups))
         self._lend(made)
@@ -140,17 +140,16 @@ class HotBuffers:
         """End the request; its handle is void. Its region blocks stay the engine's to free."""
         request = self._find(handle)
         self._give_back(request)
-        for meter, rows in zip(self._meters, request.past, strict=True):
-            meter.past += rows
+        self._past = list(map(together, self._past, request.figures()))
         del self._requests[handle.epoch]
 
     def buffer_of(self, handle: HotHandle) -> int:
         """Return the index of the request's hot buffer. Raises: ValueError while preempted."""
-        return self._lent(handle).buffer
+        return self.lent(handle).buffer
 
     def slot_of(self, handle: HotHandle, group: int, position: int) -> int:
         """Return the slot of a row in the layers of a group, -1 when it is absent."""
-        return self._lent(handle).books[group].slot_of(position)
+        return self.lent(handle).books[group].slot_of(position)
 
     def num_rows(self, handle: HotHandle, layer: int) -> int:
         """Return the first position of a layer that no row was written at or beyond."""
@@ -163,10 +162,10 @@ class HotBuffers:
         """
         request = self._find(handle)
         self._region.check_range(request.blocks, start, end)
-        with self._counting_holes():
+        with self.counting_holes():
             request.written.check_writable(layer, start)
         if request.books:
-            group = self._group_of[layer]
+            group = self.group_of[layer]
             request.loads.settle((*self.groups[group], SCRATCH))
             request.books[group].invalidate_from(start)
         request.written.add(layer, start, end)
@@ -187,19 +186,20 @@ class HotBuffers:
         Raises: ValueError for rows beyond the blocks; HoleError for a gap before `start`;
                 DeviceError(timeout) when loads of an earlier step do not end.
         """
-        request = self._lent(handle)
+        request = self.lent(handle)
         self._region.check_range(request.blocks, start, end)
-        if end - start > self.layout.slots and not self._options.writes_region:
+        if end - start > self.layout.slots and not self.options.writes_region:
             raise ValueError(
                 f"a step writes {end - start} rows but slots is {self.layout.slots}; give a step "
                 "fewer, or let this rank write the region"
             )
-        with self._counting_holes():
+        with self.counting_holes():
             for layer in self.groups[group]:
                 request.written.check_writable(layer, start)
         request.loads.settle((*self.groups[group], SCRATCH))
-        self._meters[group].begin()
-        with self._meters[group].managing():
+        meter = request.meters[group]
+        meter.begin()
+        with meter.managing():
             request.books[group].begin_step()
             request.books[group].admit(start, end)
         request.steps[group] = range(start, end)
@@ -210,26 +210,35 @@ class HotBuffers:
         Args:   rows: [T, row_bytes] bytes of positions [start, start + T), C-contiguous.
         Raises: ValueError for rows that are not the step's; nothing changes then.
         """
-        request, view = self._lent(handle), row_view(rows, self.layout.row_bytes)
-        row_bytes, group = self.layout.row_bytes, self._group_of[layer]
+        row_bytes = self.layout.row_bytes
+        view = row_view(rows, row_bytes)
         end = start + len(view) // row_bytes
-        step = request.steps[group]
+        request = self.check_append(handle, layer, start, end)
+        if self.options.writes_region:
+            self._region.write(request.blocks, layer, start, view)
+        books, base = request.books, self.layout.layer_offset(request.buffer, layer)
+        for at, position in enumerate(range(start, end)):
+            slot = books[self.group_of[layer]].slot_of(position)
+            if slot != ABSENT:
+                row = view[at * row_bytes : (at + 1) * row_bytes]
+                self.memory.write_bytes(base + slot * row_bytes, row)
+        request.written.add(layer, start, end)
+
+    def check_append(self, handle: HotHandle, layer: int, start: int, end: int) -> HotRequest:
+        """Return the request if rows [start, end) of a layer may be written now.
+
+        Raises: ValueError for rows that are not the step's; HoleError for a gap before them.
+        """
+        request = self.lent(handle)
+        step = request.steps[self.group_of[layer]]
         if start < step.start or end > step.stop:
             raise ValueError(
                 f"rows [{start}, {end}) of layer {layer} are not of the running step "
                 f"[{step.start}, {step.stop}); begin a step with them"
             )
-        with self._counting_holes():
+        with self.counting_holes():
             request.written.check_writable(layer, start)
-        if self._options.writes_region:
-            self._region.write(request.blocks, layer, start, view)
-        base = self.layout.layer_offset(request.buffer, layer)
-        for at, position in enumerate(range(start, end)):
-            slot = request.books[group].slot_of(position)
-            if slot != ABSENT:
-                row = view[at * row_bytes : (at + 1) * row_bytes]
-                self.memory.write_bytes(base + slot * row_bytes, row)
-        request.written.add(layer, start, end)
+        return request
 
     def select(self, handle: HotHandle, group: int, selections: Iterable[Sequence[int]]) -> Plan:
         """Place what the step's queries selected, and start to load what is missing.
@@ -239,20 +248,20 @@ class HotBuffers:
                 without a step: nothing changes then. ValueError when the scratch tile is too small,
                 DeviceError when loads cannot start: the group's buffer is empty then.
         """
-        request = self._lent(handle)
+        request = self.lent(handle)
         given = [list(selection) for selection in selections]
         if not request.steps[group]:
             raise ValueError(f"group {group} has no step; call begin_step before select")
-        with self._counting_holes():
-            request.require(self.groups[group], group, given, self._options.track_rows)
+        with self.counting_holes():
+            request.require(self.groups[group], group, given, self.options.track_rows)
         books = request.books[group]
-        with self._meters[group].managing():
+        with request.meters[group].managing():
             plan = books.select(given)
-        if len(plan.scratch) > self._options.scratch_rows:
+        if len(plan.scratch) > self.options.scratch_rows:
             books.reset()
             raise ValueError(
-                f"{len(plan.positions)} rows are selected but slots ({self._options.slots}) and "
-                f"scratch_rows ({self._options.scratch_rows}) hold fewer; raise one of them"
+                f"{len(plan.positions)} rows are selected but slots ({self.options.slots}) and "
+                f"scratch_rows ({self.options.scratch_rows}) hold fewer; raise one of them"
             )
         try:
             for layer in self.groups[group] if plan.misses else ():
@@ -265,7 +274,7 @@ class HotBuffers:
 
     def load_event(self, handle: HotHandle, layer: int) -> Event | None:
         """Return the event behind the layer's loads, for a stream to wait on; None without."""
-        return self._lent(handle).loads.event(layer)
+        return self.lent(handle).loads.event(layer)
 
     def ready(self, handle: HotHandle, layer: int, plan: Plan) -> None:
         """Wait until the plan's rows of a layer can be read; fills the scratch tile.
@@ -275,12 +284,13 @@ class HotBuffers:
         Raises: DeviceError of a load that failed: the group's buffer is empty then.
                 DeviceError(timeout) after timeout_ns; HoleError for a scratch row never written.
         """
-        request, meter = self._lent(handle), self._meters[self._group_of[layer]]
+        request = self.lent(handle)
+        meter = request.meters[self.group_of[layer]]
         with meter.waiting():
             request.loads.end(layer)
         if not plan.scratch:
             return
-        with self._counting_holes():
+        with self.counting_holes():
             request.written.require(layer, plan.scratch)
         request.loads.settle((SCRATCH,))
         rows = [(position, at) for at, position in enumerate(plan.scratch)]
@@ -301,20 +311,21 @@ class HotBuffers:
 
     def statistics(self) -> HotFigures:
         """Return the counts so far."""
-        open_rows = [request.rows() for request in self._requests.values()]
-        groups = tuple(
-            meter.figures(total(rows[at] for rows in open_rows))
-            for at, meter in enumerate(self._meters)
-        )
+        groups = self._past
+        for request in self._requests.values():
+            groups = list(map(together, groups, request.figures()))
         rows = total(group.rows for group in groups)
         lender = self._lender
-        return HotFigures(
-            rows, lender.num_free, lender.num_parked, self._load_failures, self._holes, groups
-        )
+        counts = (lender.num_free, lender.num_parked, self._load_failures, self._holes)
+        return HotFigures(rows, *counts, tuple(groups))
 
     def rows_of(self, handle: HotHandle) -> tuple[HotStatistics, ...]:
         """Return what became of a request's rows, by group."""
         return self._find(handle).rows()
+
+    def figures_of(self, handle: HotHandle) -> tuple[GroupFigures, ...]:
+        """Return the same with times, by group."""
+        return self._find(handle).figures()
 
     def check(self) -> list[str]:
         """Return what is wrong with any request's books; [] when nothing is."""
@@ -327,8 +338,15 @@ class HotBuffers:
 
     def shut(self) -> None:
         """Close the stream and give the memory back. Raises: DeviceError, BufferError as those."""
-        self._region.close(self._options.timeout_ns)
+        self._region.close(self.options.timeout_ns)
         self.memory.close()
+
+    def lent(self, handle: HotHandle) -> HotRequest:
+        """Return a request with its buffer and books. Raises: ValueError while it is preempted."""
+        found = self._find(handle)
+        if found.buffer == ABSENT:
+            raise ValueError(f"{handle} is preempted; resume it first")
+        return found
 
     def _find(self, handle: HotHandle) -> HotRequest:
         found = self._requests.get(handle.epoch)
@@ -336,34 +354,27 @@ class HotBuffers:
             raise ValueError(f"{handle} is closed; open the request again")
         return found
 
-    def _lent(self, handle: HotHandle) -> HotRequest:
-        found = self._find(handle)
-        if found.buffer == ABSENT:
-            raise ValueError(f"{handle} is preempted; resume it first")
-        return found
-
     def _lend(self, request: HotRequest) -> None:
         """Lend a buffer. Its books are kept with it, and emptied: that is cheaper than new ones."""
         buffer = self._lender.lend()
         failed = partial(self._load_failed, request)
-        request.loads = RequestLoads(request.name, self._options.timeout_ns, failed)
+        request.loads = RequestLoads(request.name, self.options.timeout_ns, failed)
         if buffer not in self._books:
-            made = [self._options.residency(self.layout.slots) for _ in self.groups]
+            made = [self.options.residency(self.layout.slots) for _ in self.groups]
             self._books[buffer] = made
         request.take(buffer, self._books[buffer])
 
     def _give_back(self, request: HotRequest) -> None:
         if request.buffer == ABSENT:
             return
-        request.past = list(request.rows())
         self._lender.give_back(request.buffer, request.loads.events())
-        request.buffer, request.books, request.steps = ABSENT, [], []
+        request.give_up()
 
     def _load(
         self, request: HotRequest, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
     ) -> None:
         """Start a load and note it."""
-        timer = self._meters[self._group_of[layer]].copy_timer()
+        timer = request.meters[self.group_of[layer]].copy_timer()
         try:
             event = self._region.load(request.blocks, layer, rows, self.memory, base, timer)
         except UntrackedLoadError as error:
@@ -375,10 +386,11 @@ class HotBuffers:
         """Forget what the load was to bring; called by its RequestLoads."""
         self._load_failures += 1
         if key != SCRATCH:
-            request.books[self._group_of[key]].reset()
+            request.books[self.group_of[key]].reset()
 
     @contextmanager
-    def _counting_holes(self) -> Iterator[None]:
+    def counting_holes(self) -> Iterator[None]:
+        """Count a HoleError that passes."""
         try:
             yield
         except HoleError:

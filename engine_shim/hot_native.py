@@ -44,6 +44,16 @@ class NativeResidency:
         self._arrays = (step.positions, step.places)
         self._loads = (step.load_positions, step.load_slots)
 
+    @property
+    def tables(self) -> HotTables:
+        """Tables that the books are one of, for operations that take them."""
+        return self._tables
+
+    @property
+    def table(self) -> int:
+        """Which one."""
+        return self._table
+
     def begin_step(self) -> None:
         """See Residency."""
         self._tables.begin_step(self._table)

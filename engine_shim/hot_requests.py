@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine_shim.hot_loads import RequestLoads
+from engine_shim.hot_meter import GroupFigures, GroupMeter
 from engine_shim.hot_residency import ABSENT, HotStatistics, Residency
 from engine_shim.hot_rows import WrittenRows
 
@@ -15,7 +16,10 @@ class HotRequest:
     """books: for each group; [] without a buffer. steps: for each group the rows of its step.
 
     past: for each group what was counted in earlier buffers. before: what the books of this one had
-    counted for others.
+    counted for others. beside: for each group what native operations counted beside the books.
+    meters: for each group, of its own steps.
+    unread: for each group the layers of its step that have not attended: what the books say of them
+    is a promise; of steps by native operations alone, see `hot_steps`.
     """
 
     name: str
@@ -28,10 +32,15 @@ class HotRequest:
     steps: list[range] = field(default_factory=list)
     before: list[HotStatistics] = field(default_factory=list)
     past: list[HotStatistics] = field(init=False)
+    beside: list[HotStatistics] = field(init=False)
+    unread: list[set[int]] = field(default_factory=list)
+    meters: list[GroupMeter] = field(init=False)
 
     def __post_init__(self) -> None:
         """Nothing was counted yet."""
         self.past = [HotStatistics() for _ in range(self.num_groups)]
+        self.beside = list(self.past)
+        self.meters = [GroupMeter() for _ in range(self.num_groups)]
 
     def take(self, buffer: int, books: list[Residency]) -> None:
         """Take a buffer over; nothing of whoever had it before stays in its books."""
@@ -40,13 +49,27 @@ class HotRequest:
         self.buffer, self.books = buffer, books
         self.before = [one.statistics() for one in books]
         self.steps = [range(0) for _ in books]
+        self.unread = [set() for _ in books]
+
+    def give_up(self) -> None:
+        """Be without a buffer; what was counted stays."""
+        self.past = list(self.rows())
+        self.beside = [HotStatistics() for _ in self.past]
+        self.buffer, self.books, self.steps, self.unread = ABSENT, [], [], []
 
     def rows(self) -> tuple[HotStatistics, ...]:
         """What became of its rows, by group."""
+        past = [one + beside for one, beside in zip(self.past, self.beside, strict=True)]
         if not self.books:
-            return tuple(self.past)
-        kept = zip(self.past, self.books, self.before, strict=True)
-        return tuple(past + books.statistics() - before for past, books, before in kept)
+            return tuple(past)
+        kept = zip(past, self.books, self.before, strict=True)
+        return tuple(one + (books.statistics() - before) for one, books, before in kept)
+
+    def figures(self) -> tuple[GroupFigures, ...]:
+        """The same with times, by group."""
+        return tuple(
+            meter.figures(rows) for meter, rows in zip(self.meters, self.rows(), strict=True)
+        )
 
     def require(
         self,

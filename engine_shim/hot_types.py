@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from typing import Final
 
-from engine_shim.hot_meter import GroupFigures
+from engine_shim.hot_meter import GroupFigures, together
 from engine_shim.hot_native import NativeBooks
 from engine_shim.hot_residency import HotStatistics, Residency
 
@@ -61,6 +62,18 @@ class HotFigures:
     holes: int
     groups: tuple[GroupFigures, ...] = ()
 
+    def __sub__(self, earlier: HotFigures) -> HotFigures:
+        """What came since; `free` and `parked` are those of now."""
+        pairs = zip(self.groups, earlier.groups, strict=True)
+        return HotFigures(
+            self.rows - earlier.rows,
+            self.free,
+            self.parked,
+            self.load_failures - earlier.load_failures,
+            self.holes - earlier.holes,
+            tuple(group - before for group, before in pairs),
+        )
+
     def named(self) -> dict[str, float]:
         """Return all of it as figures by name, for status and metrics.
 
@@ -72,22 +85,16 @@ class HotFigures:
             "hot_parked": float(self.parked),
             "hot_load_failures": float(self.load_failures),
             "hot_holes": float(self.holes),
-            **_times("hot", self.groups),
+            "hot_merged_misses": float(sum(group.merged_misses for group in self.groups)),
+            **_times("hot", reduce(together, self.groups, GroupFigures())),
         }
         for at, group in enumerate(self.groups[:NAMED_GROUPS]):
             for name in ("hits", "misses", "merged"):
                 made[f"hot_{at}_{name}"] = float(getattr(group.rows, name))
-            made |= _times(f"hot_{at}", (group,))
+            made |= _times(f"hot_{at}", group)
         return made
 
 
-def _times(prefix: str, groups: Sequence[GroupFigures]) -> dict[str, float]:
+def _times(prefix: str, figures: GroupFigures) -> dict[str, float]:
     """Time in the books for a step of a group, and the share of the copies that was hidden."""
-    sampled = sum(group.sampled for group in groups)
-    managed = sum(group.managed_ns for group in groups)
-    waited = sum(group.waited_ns for group in groups)
-    copied = sum(group.copied_ns for group in groups)
-    return {
-        f"{prefix}_managed_us": managed / sampled / 1000 if sampled else 0.0,
-        f"{prefix}_overlap": max(0.0, 1 - waited / copied) if copied else 1.0,
-    }
+    return {f"{prefix}_managed_us": figures.managed_us, f"{prefix}_overlap": figures.overlap}

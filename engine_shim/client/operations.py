@@ -19,6 +19,7 @@ from engine_shim.client.calls import Caller, Reply
 from engine_shim.client.errors import KvdRefused
 from engine_shim.client.session import SUMS_REGION, Core
 from kvd.wire import messages as msg
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 from kvd.wire.protocol import DIGEST_BYTES
 from kvd.wire.sum_layout import SumView
 from kvd_kernels.host import Mapping
@@ -158,6 +159,18 @@ class Operations:
                 del core.regions[region]
         self._done(msg.RegionDestroy, (region,), f"the end of region {region}", deadline_s)
 
+    def region_forget(self, region: str) -> None:
+        """Unmap a region here that a restarted kvd does not know; nothing is asked of kvd.
+
+        It is unmapped in the background, as soon as no view of it is alive.
+        """
+        core = self._core
+        core.check_process()
+        with core.lock:
+            mapping = core.regions.pop(region, None)
+        # Even with nothing to add: what views had kept mapped is tried once more.
+        core.retired.add([mapping] if mapping is not None else [])
+
     def allocated(
         self,
         region: str,
@@ -252,9 +265,20 @@ class Operations:
 
     # Figures ----------------------------------------------------------------------------------
 
-    def stats(self, values: dict[str, float], deadline_s: float | None = None) -> None:
-        """Figures that the engine wants to see in status and metrics."""
-        self._done(msg.Stats, (dict(values),), "stats", deadline_s)
+    def stats(
+        self,
+        values: dict[str, float],
+        deadline_s: float | None = None,
+        *,
+        layers: Sequence[LayerFigures] = (),
+        requests: Sequence[RequestFigures] = (),
+    ) -> None:
+        """Figures that the engine wants to see in status and metrics.
+
+        Args: layers, requests: of decode, `LAYERS_MAX` and `REQUESTS_MAX` at most.
+        """
+        body = (dict(values), list(layers), list(requests))
+        self._done(msg.Stats, body, "stats", deadline_s)
 
     # Inside -----------------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ class ResidentCache:
         """Allocate rows for `max_tokens` tokens in all layers."""
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; give 1 or more")
+        self._config = config
         layers, dtype = config.num_layers, config.dtype
         self._main = torch.zeros(layers, max_tokens, config.row_dim, dtype=dtype)
         self._index = {

@@ -32,6 +32,7 @@ class DecodeOptions:
     hot_rows:      rows of a hot buffer in each layer, 0 for `default_hot_rows`.
     max_width:     positions of a decode step at most.
     kv_port:       base of the ports where kvd listens for producers, 0 for none.
+    reads:         "native" or "torch", how selected rows are read; see `hot_cache`.
     """
 
     engine: str
@@ -44,6 +45,7 @@ class DecodeOptions:
     kv_port: int = 0
     host: str = "127.0.0.1"
     transfer_deadline_s: float = 120.0
+    reads: str = "native"
 
 
 def default_hot_rows(config: ModelConfig) -> int:
@@ -92,7 +94,7 @@ class DecodeWorker:
             self.engine = DecodeEngine(
                 SparseModel(config, rank, collective),
                 self.client,
-                lambda: self._make_store(name, config, options, blocks, resident, rank == 0),
+                lambda: self._make_store(name, config, options, blocks, resident, collective),
                 name,
                 BlockIds(blocks),
                 group,
@@ -123,11 +125,11 @@ class DecodeWorker:
         options: DecodeOptions,
         blocks: int,
         resident: MemfdMemory,
-        writes_region: bool,
+        collective: Collective,
     ) -> HotStore:
         """The engine's region, made by kvd, with hot buffers before it; again after a restart.
 
-        Raises: KvdRefused, DeviceError.
+        Raises: KvdRefused, DeviceError; ValueError for steps that native operations cannot do.
         """
         region = self.client.region_create(
             region_name,
@@ -146,7 +148,9 @@ class DecodeWorker:
             num_buffers=options.num_requests,
             max_step_tokens=options.max_width,
             index_memory=resident,
-            writes_region=writes_region,
+            writes_region=collective.rank == 0,
+            native=options.reads == "native",
+            num_heads=config.num_heads // collective.size,
         )
 
     def ready(self) -> od.Ready:
@@ -172,10 +176,14 @@ class DecodeWorker:
         if not 1 <= order.width <= self._max_width:
             raise StepFailed("order_refused", f"width is 1 to {self._max_width}")
         result = self.engine.decode(
-            order.request, order.tokens, order.num_new, order.width, order.deadline_s
+            order.request,
+            order.tokens,
+            order.num_new,
+            order.width,
+            order.deadline_s,
+            overlapped=order.overlapped,
         )
-        figures = self._figures()
-        self.client.stats(figures)
+        self.client.stats(self._figures())
         done = result.decoded
         say(
             od.Decoded(
@@ -187,6 +195,7 @@ class DecodeWorker:
                 done.logits_digest,
                 result.waited_s,
                 result.seconds,
+                result.figures.named(),
             )
         )
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine_shim.client import KvdClient, KvdRefused
+from engine_shim.hot import HotFigures
 from engine_shim.reference.block_ids import BlockIds
 from engine_shim.reference.drafts import PromptLookup
 from engine_shim.reference.generate import Decoded, decode
@@ -39,11 +40,12 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What was generated, and how long its rows were waited for."""
+    """What was generated, how long its rows were waited for, and what hot buffers did for it."""
 
     decoded: Decoded
     waited_s: float
     seconds: float
+    figures: HotFigures
 
 
 class DecodeEngine:
@@ -150,10 +152,18 @@ class DecodeEngine:
                 time.sleep(BUSY_SECONDS)
 
     def decode(
-        self, request: str, tokens: Sequence[int], num_new: int, width: int, deadline_s: float
+        self,
+        request: str,
+        tokens: Sequence[int],
+        num_new: int,
+        width: int,
+        deadline_s: float,
+        *,
+        overlapped: bool = False,
     ) -> DecodeResult:
         """Wait for the prompt's rows and generate.
 
+        overlapped: see `HotStore.open`.
         Raises: StepFailed, KvdRefused; the request has ended then.
         """
         destination = self._destination(request)
@@ -163,12 +173,15 @@ class DecodeEngine:
                 raise StepFailed("request_other", f"request {request} was expected differently")
             self._client.await_transfer(destination.transfer, deadline_s)
             waited = time.monotonic() - started
-            order = _order(destination, list(tokens), num_new, width)
+            step = StepRequest(request, destination.blocks, (), destination.num_tokens, num_new)
+            order = StepOrder("decode", step, list(tokens), width=width, overlapped=overlapped)
             self._group.send(order)
+            before = self.store.statistics()
             decoded = self.run(order)
+            figures = self.store.statistics() - before
         finally:
             self.drop(request)
-        return DecodeResult(decoded, waited, time.monotonic() - started - waited)
+        return DecodeResult(decoded, waited, time.monotonic() - started - waited, figures)
 
     def drop(self, request: str) -> None:
         """The request is over, however it went; its blocks are ours again once nobody writes."""
@@ -191,7 +204,9 @@ class DecodeEngine:
     def run(self, order: StepOrder) -> Decoded:
         """Generate as ordered; the rows of the prompt are in the region."""
         request = order.request
-        cache = self.store.open(request.request, request.device_blocks)
+        cache = self.store.open(
+            request.request, request.device_blocks, ordered=not order.overlapped
+        )
         try:
             cache.landed(request.num_computed)
             drafter = PromptLookup() if order.width > 1 else None
@@ -213,10 +228,3 @@ class DecodeEngine:
             self.drop(request)
         self._group.stop()
         self.store.close()
-
-
-def _order(destination: Destination, tokens: list[int], num_new: int, width: int) -> StepOrder:
-    request = StepRequest(
-        destination.request, destination.blocks, (), destination.num_tokens, num_new
-    )
-    return StepOrder("decode", request, tokens, width=width)

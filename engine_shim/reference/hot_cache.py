@@ -1,8 +1,14 @@
 """Decode with the main rows in host memory: a `KvCache` over hot buffers.
 
 Main rows are in a region of host memory, where a hand-off lands those of the prompt. On the device
-are the index keys of all tokens, and a hot buffer for each request. What a layer reads is gathered
-from the hot buffer and the scratch tile, and is bit for bit what a `ResidentCache` would give.
+are the index keys of all tokens, and a hot buffer for each request. There are two ways to read:
+
+* native, `NativeHotCache`: scores, selection, row copies and attention are native operations on
+  arrays that stay where they are (`engine_shim.hot_steps`). In the ordered form a step gives, bit
+  for bit, what it gives over a `NativeResidentCache`; overlapped, within the tolerance of
+  `kvd_kernels.rows_reference`.
+* in torch, `HotCache`: what a layer reads is gathered from the hot buffer and the scratch tile, and
+  is bit for bit what a `ResidentCache` would give.
 """
 
 from __future__ import annotations
@@ -16,9 +22,13 @@ from engine_shim.device import Device, DeviceMemory
 from engine_shim.device_memory import mapping_of
 from engine_shim.hot import HotBuffers, HotFigures, HotOptions
 from engine_shim.hot_places import Places
+from engine_shim.hot_steps import HotSteps
 from engine_shim.reference.cache import BlockTable, PagedView
 from engine_shim.reference.config import ModelConfig
+from engine_shim.reference.indexer import IndexQueries
 from engine_shim.reference.layouts import rows_tensor
+from engine_shim.reference.native_reads import step_sizes
+from engine_shim.sparse_ops import KeyRows, StepSizes
 from kvd.plan.layout import RegionLayout
 from kvd_kernels.host import Mapping
 
@@ -45,6 +55,8 @@ class HotStore:
         writes_region: bool = True,
         timeout_ns: int = 10_000_000_000,
         track_rows: bool = False,
+        native: bool = True,
+        num_heads: int | None = None,
     ) -> None:
         """Allocate the hot buffers.
 
@@ -57,6 +69,8 @@ class HotStore:
                 writes_region: whether this rank writes main rows into the region (rank 0).
                 timeout_ns: longest wait for rows.
                 track_rows: for debugging, note each row that is written.
+                native: read by native operations, not in torch.
+                num_heads: query heads of this rank; None for all.
         Raises: ValueError naming the argument.
         """
         fitting = region_layout(config, layout.num_blocks, layout.block_tokens)
@@ -64,6 +78,10 @@ class HotStore:
             raise ValueError(f"layout is {layout}; give {fitting} for this model")
         if not 1 <= max_step_tokens <= slots:
             raise ValueError(f"max_step_tokens is {max_step_tokens}; give 1 to slots ({slots})")
+        sizes = None
+        if native:
+            context = min(layout.num_blocks * layout.block_tokens, config.max_positions)
+            sizes = step_sizes(config, width=max_step_tokens, num_heads=num_heads, context=context)
         index_view = mapping_of("index_memory", index_memory).view()
         self._index = _index_tensors(config, layout, index_view)
         groups = [
@@ -83,14 +101,50 @@ class HotStore:
         self.max_step_tokens = max_step_tokens
         self.hot = HotBuffers(device, region, layout, groups, options)
         self._hot_view: memoryview | None = mapping_of("device", self.hot.memory).view()
+        self._timeout_ns = timeout_ns
+        self._steps: HotSteps | None = None
+        if sizes is not None:
+            self._steps = self._make_steps(device, region, index_view, sizes)
 
-    def open(self, request: str, blocks: Sequence[int] = ()) -> HotCache:
+    def _make_steps(
+        self,
+        device: Device,
+        region: Mapping,
+        index_view: memoryview,
+        sizes: StepSizes,
+    ) -> HotSteps:
+        """Register all for native steps."""
+        config, layout = self.config, self.region_layout
+        tokens, row_bytes = layout.num_blocks * layout.block_tokens, config.index_row_bytes
+        assert self._hot_view is not None
+        return HotSteps(
+            device,
+            self.hot,
+            region.view(),
+            layout,
+            self._hot_view,
+            KeyRows(index_view, tokens * row_bytes, layout.block_tokens * row_bytes, row_bytes),
+            sizes,
+        )
+
+    def open(self, request: str, blocks: Sequence[int] = (), *, ordered: bool = True) -> HotCache:
         """Make the cache of a new request, without rows.
 
         Args:   blocks: region blocks of its tokens, in token order.
+                ordered: a layer attends when its missing rows have come, so that every bit is that
+                of the resident run; otherwise some are copied meanwhile. Native reads alone.
         Raises: NoHotBufferError; ValueError for a block outside the region.
         """
-        return HotCache(self, request, blocks)
+        if self._steps is None:
+            return HotCache(self, request, blocks)
+        return NativeHotCache(self, request, blocks, ordered=ordered)
+
+    @property
+    def steps(self) -> HotSteps:
+        """Native steps. Raises: ValueError when there are none, or the store is closed."""
+        if self._steps is None:
+            raise ValueError("the store has no native steps; make it with native, and use it open")
+        return self._steps
 
     def index_rows(self, layer: int) -> Tensor:
         """Stored index keys of an indexer layer: [num_blocks * block_tokens, index_elements]."""
@@ -115,7 +169,9 @@ class HotStore:
 
     def close(self) -> None:
         """Give the hot buffers back. Raises: BufferError while tensors of them are in use."""
-        self._index = {}
+        if self._steps is not None:
+            self._steps.close(self._timeout_ns)
+        self._index, self._steps = {}, None
         self._hot_view = None  # a tensor that is still in use keeps its memory mapped
         self.hot.shut()
 
@@ -188,16 +244,21 @@ class HotCache:
 
         Raises: ValueError for more than max_step_tokens, a gap, or rows beyond the blocks.
         """
-        count, start = positions.shape[0], int(positions[0])
+        count, start = self._check_step(positions), int(positions[0])
+        if index is not None:
+            self._hot.begin_step(self._handle, self._group[layer], start, start + count)
+            PagedView(self._store.index_rows(layer), self._table).write(positions, index)
+        self._hot.append(self._handle, layer, start, _bytes_of(main))
+
+    def _check_step(self, positions: Tensor) -> int:
+        """Return how many positions there are. Raises: ValueError for too many."""
+        count = positions.shape[0]
         if count > self._store.max_step_tokens:
             raise ValueError(
                 f"{count} tokens are in one step; give {self._store.max_step_tokens} at most "
                 "(max_step_tokens), and prefill elsewhere"
             )
-        if index is not None:
-            self._hot.begin_step(self._handle, self._group[layer], start, start + count)
-            PagedView(self._store.index_rows(layer), self._table).write(positions, index)
-        self._hot.append(self._handle, layer, start, _bytes_of(main))
+        return count
 
     def end_write(self, layer: int) -> None:
         """Do nothing: the rows are where they stay."""
@@ -254,6 +315,41 @@ class HotCache:
         """End the request."""
         self._hot.close(self._handle)
         self._selected = {}
+
+
+class NativeHotCache(HotCache):
+    """The same, read natively (`NativeReads`)."""
+
+    def __init__(
+        self, store: HotStore, request: str, blocks: Sequence[int], *, ordered: bool
+    ) -> None:
+        """Arguments and errors as `HotStore.open`."""
+        super().__init__(store, request, blocks)
+        self._ordered = ordered
+
+    def write(self, layer: int, positions: Tensor, main: Tensor, index: Tensor | None) -> None:
+        """Store the step's rows; see `HotCache`."""
+        count, start = self._check_step(positions), int(positions[0])
+        steps = self._store.steps
+        if index is not None:
+            steps.begin_step(self._handle, self._group[layer], start, start + count)
+            PagedView(self._store.index_rows(layer), self._table).write(positions, index)
+        steps.append(self._handle, layer, start, main.contiguous().view(torch.uint8).numpy())
+
+    def choose(self, layer: int, queries: IndexQueries) -> None:
+        """Select, and start to load what the hot buffer lacks; see `NativeReads`."""
+        self._store.steps.choose(
+            self._handle,
+            self._group[layer],
+            queries.query.numpy(),
+            queries.weight.numpy(),
+            ordered=self._ordered,
+        )
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attend while rows are loaded; see `NativeReads`."""
+        output = self._store.steps.attend(self._handle, layer, queries.numpy())
+        return torch.from_numpy(output)
 
 
 def _bytes_of(rows: Tensor) -> memoryview:

@@ -14,6 +14,7 @@ from engine_shim.reference.collective import Collective, SingleProcess
 from engine_shim.reference.config import ModelConfig
 from engine_shim.reference.index_rows import store_keys
 from engine_shim.reference.indexer import IndexQueries, project_index, select_rows, split_index
+from engine_shim.reference.native_reads import NativeReads
 from engine_shim.reference.ops import Rope, rms_norm
 from engine_shim.reference.tiles import map_tiles, tiles
 from engine_shim.reference.weights import LayerWeights, make_weights
@@ -28,7 +29,8 @@ class SparseModel:
     Guarantees, on one machine and one torch build:
 
     * a token's rows and logits depend on the tokens up to it and nothing else: not on chunk
-      boundaries, on how many positions a step decodes, on the number of ranks or of threads;
+      boundaries, on how many positions a step decodes, on the number of ranks or of threads; and on
+      where native decode began (`NativeReads`), which rounds otherwise than torch;
     * all ranks compute the same main and index rows, bit for bit.
     """
 
@@ -77,15 +79,21 @@ class SparseModel:
         """
         self._check(tokens, start)
         hidden = self._weights.embedding[tokens]
+        native = cache if isinstance(cache, NativeReads) else None
         selected = torch.empty(0, self.config.index_topk, dtype=torch.int64)
         for layer, weights in enumerate(self._weights.layers):
             cache.begin_layer(layer)
             queries = self._write_rows(layer, weights, hidden, start, cache)
-            if queries is not None:
+            if queries is not None and native is not None:
+                native.choose(layer, queries)
+            elif queries is not None:
                 keys = cache.index_keys(layer, start + tokens.shape[0])
                 selected = self._select(self.config, queries, keys)
                 cache.selected(layer, selected)
-            share = self._attention(layer, weights, hidden, start, selected, cache)
+            if native is not None:
+                share = self._native_attention(layer, weights, hidden, start, native)
+            else:
+                share = self._attention(layer, weights, hidden, start, selected, cache)
             cache.end_layer(layer)
             hidden = hidden + self._collective.all_reduce(share)
             hidden = hidden + self._mlp(weights, hidden, start)
@@ -158,6 +166,17 @@ class SparseModel:
                 latents.append(attend(config, queries[first - begin : last - begin], rows, part))
             shares.append(self._output(weights, torch.cat(latents), start + begin))
         return torch.cat(shares)
+
+    def _native_attention(
+        self, layer: int, weights: LayerWeights, hidden: Tensor, start: int, cache: NativeReads
+    ) -> Tensor:
+        """Return this rank's share of the attention output of a few positions: [T, hidden]."""
+        config = self.config
+        queries = self._queries(weights, hidden, start)[:, self._heads]
+        # The heads of other ranks are zero: the product behind this has the shape of all.
+        latents = hidden.new_zeros(hidden.shape[0], config.num_heads, config.kv_lora_rank)
+        latents[:, self._heads] = cache.attend(layer, queries)
+        return self._output(weights, latents, start)
 
     def _queries(self, weights: LayerWeights, hidden: Tensor, start: int) -> Tensor:
         """Return the queries [T, num_heads, row_dim] of rows [T, hidden]."""

@@ -35,6 +35,7 @@ class Decode(msgspec.Struct, frozen=True, tag="decode", tag_field="op"):
     """Wait for the prompt's rows and generate `num_new` tokens after it.
 
     width: positions in one step; more than 1 drafts.
+    overlapped: attend to rows that are there while others are copied; see `HotStore.open`.
     """
 
     request: str
@@ -42,6 +43,7 @@ class Decode(msgspec.Struct, frozen=True, tag="decode", tag_field="op"):
     num_new: int
     width: int = 1
     deadline_s: float = 120.0
+    overlapped: bool = False
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop", tag_field="op"):
@@ -109,6 +111,7 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded", tag_field="news"):
 
     waited_s:      for the rows of the prompt, after the order came.
     logits_digest: see `engine_shim.reference.generate.Decoded`.
+    figures:       what hot buffers did for this request; see `HotFigures.named`.
     """
 
     request: str
@@ -119,6 +122,7 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded", tag_field="news"):
     logits_digest: str
     waited_s: float
     seconds: float
+    figures: dict[str, float] = {}
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures", tag_field="news"):

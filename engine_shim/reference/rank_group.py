@@ -30,6 +30,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     width:  positions in one decode step.
     last:   wait until everything is saved.
     rebind: slot whose layers move to a spare before the step, -1 for none.
+    overlapped: form of a decode's attention; see `HotStore.open`.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class StepOrder(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False
     rebind: int = -1
     width: int = 1
+    overlapped: bool = False
 
     @classmethod
     def run(cls, request: StepRequest, tokens: list[int], last: bool) -> StepOrder:

@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lookahead", type=int, default=1, help="layers that loads run ahead")
     made.add_argument("--hot-rows", type=int, default=0, help="rows of a hot buffer, 0 = 2 x top-k")
     made.add_argument("--max-width", type=int, default=4, help="positions of a decode step")
+    made.add_argument("--reads", choices=("native", "torch"), default="native", help="(decode)")
     made.add_argument("--kv-port", type=int, default=0, help="where kvd listens (decode)")
     made.add_argument("--rank", type=int, default=0)
     made.add_argument("--tp-size", type=int, default=1)
@@ -132,6 +133,7 @@ def _decode_options(args: argparse.Namespace) -> DecodeOptions:
         block_tokens=args.block_tokens,
         hot_rows=args.hot_rows,
         max_width=args.max_width,
+        reads=args.reads,
         kv_port=args.kv_port,
     )
 

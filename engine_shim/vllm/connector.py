@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -204,12 +205,19 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler side ---------------------------------------------------------------------------
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """What finds prefixes: those in a decode region go when kvd has lost the region."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if isinstance(self.kvd_scheduler, SparseScheduler):
+            forget = partial(adapter.forget_prefixes, kv_cache_manager)
+            self.kvd_scheduler.forget_prefixes = forget
+
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens that the pool has beyond vLLM's own; sparse offload has no pool."""
+        """Tokens that the pool has beyond vLLM's own, None to be asked again later."""
         if isinstance(self.kvd_scheduler, SparseScheduler):
-            return 0, False
+            return self.kvd_scheduler.matched_tokens(str(request.request_id)), False
         assert self.kvd_scheduler is not None
         return self.kvd_scheduler.matched_tokens(request, num_computed_tokens), False
 

@@ -13,12 +13,16 @@ vLLM's rotary kernel for the CPU takes [T, heads * size]. MLA layers pass [T, he
 it rotates the wrong elements without a word: tokens then depend on their place in the step. So
 `install` sends such tensors to vLLM's own torch version, for every MLA model.
 
+On processors without AMX vLLM would serve MLA models, these too, without chunks and prefix hits;
+see `v032.cpu_settings`.
+
 `SparseImpl.rows` is the one way to KV rows: what keeps them elsewhere replaces `PagedRows`, as
 `sparse_rows.LayerRows` does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -38,6 +42,7 @@ from vllm.v1.attention.backend import (
 )
 
 from engine_shim.vllm import sparse_math
+from engine_shim.vllm.v032.cpu_settings import with_own_settings
 from engine_shim.vllm.versions import need_known_vllm
 
 ROW_SIZE: Final = 576
@@ -172,6 +177,16 @@ class RowStore(Protocol):
               tokens: of any shape; -1 for none, where some row may stand.
         """
 
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Return the rows in the order in which they come; None when `read` is as good.
+
+        Args:    tokens: [T, K]; others as `read`.
+        Returns: rows [T, some, R] and which of them are a query's [T, some]; all together are the
+                 rows of `tokens`.
+        """
+
 
 class PagedRows:
     """Rows in vLLM's own paged cache [blocks, block tokens, R], addressed by slot."""
@@ -188,6 +203,11 @@ class PagedRows:
         table, size = step.block_table[request], step.block_size
         slots = sparse_math.slots_of(table, tokens.clamp(min=0), size)
         return cache.view(-1, cache.shape[-1])[slots]
+
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> None:
+        """All rows are there."""
 
 
 class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
@@ -268,11 +288,14 @@ class SparseImpl(MLAAttentionImpl, SharedTopkIndicesBuffer):
             most = min(attn_metadata.seq_lens[request], selected.shape[1])
             for first in range(begin, end, QUERIES_AT_ONCE):
                 some = slice(first, min(end, first + QUERIES_AT_ONCE))
-                tokens = selected[some, :most]
-                rows = self.rows.read(kv_c_and_k_pe_cache, attn_metadata, request, tokens)
-                out[some] = sparse_math.attention(
-                    queries[some], rows, tokens >= 0, self.scale, self.kv_lora_rank
-                )
+                what = (kv_c_and_k_pe_cache, attn_metadata, request, selected[some, :most])
+                how = (self.scale, self.kv_lora_rank)
+                parts = self.rows.parts(*what)
+                if parts is not None:
+                    out[some] = sparse_math.attention_in_parts(queries[some], parts, *how)
+                    continue
+                rows, valid = self.rows.read(*what), selected[some, :most] >= 0
+                out[some] = sparse_math.attention(queries[some], rows, valid, *how)
         return out, None
 
 
@@ -357,5 +380,7 @@ def install() -> None:
 
     RotaryEmbedding.forward_cpu = rotate
     CpuPlatform.get_attn_backend_cls = classmethod(choose)
+    checked = with_own_settings(CpuPlatform.check_and_update_config)
+    CpuPlatform.check_and_update_config = classmethod(checked)
     deepseek_v2.DeepseekV32IndexerCache.get_attn_backend = lambda _: IndexBackend
     deepseek_v2.Indexer.forward = indexer_forward

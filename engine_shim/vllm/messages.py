@@ -56,10 +56,13 @@ class SparseOrder:
     """Scheduler to workers, with sparse decode offload: what a step computes.
 
     forget: requests that have ended, or were preempted.
+    region: life of the decode region that the rows are in: it grows when kvd has lost the region,
+            and with it all rows that were computed.
     """
 
     shares: tuple[SparseShare, ...] = ()
     forget: tuple[str, ...] = ()
+    region: int = 0
 
 
 @dataclass(slots=True)

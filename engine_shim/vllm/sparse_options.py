@@ -14,7 +14,13 @@ from typing import Final
 from engine_shim.vllm.errors import OptionError
 
 KEY: Final = "sparse_kv_offload_config"
-KEYS: Final = ("enabled", "topk_buffer_size", "dram_size_per_dp_GB", "keep_device_kv_cache")
+KEYS: Final = (
+    "enabled",
+    "topk_buffer_size",
+    "dram_size_per_dp_GB",
+    "keep_device_kv_cache",
+    "overlap_attention",
+)
 GIB: Final = 1 << 30
 DRAM_GIB_MAX: Final = 65536
 SLOTS_MAX: Final = 262_144
@@ -28,11 +34,13 @@ class SparseOptions:
     slots:       rows of a hot buffer in each layer (`topk_buffer_size`).
     dram_gib:    host memory of the decode region, of all ranks together (`dram_size_per_dp_GB`).
     keep_device: for debugging: the device keeps all KV as well, and each row is compared with it.
+    overlap:     whether attention begins while rows are loaded; kvd's own, the guide has it not.
     """
 
     slots: int = 4096
     dram_gib: float = 128
     keep_device: bool = False
+    overlap: bool = False
 
     @property
     def dram_bytes(self) -> int:
@@ -72,7 +80,8 @@ def parse_sparse(given: object, where: str) -> SparseOptions | None:
             f"{where}.dram_size_per_dp_GB is {dram!r}; give GiB, more than 0 and at most "
             f"{DRAM_GIB_MAX}"
         )
-    return SparseOptions(slots, dram, _switch(given, where, "keep_device_kv_cache"))
+    keep_device = _switch(given, where, "keep_device_kv_cache")
+    return SparseOptions(slots, dram, keep_device, _switch(given, where, "overlap_attention"))
 
 
 def _switch(given: Mapping[str, object], where: str, key: str) -> bool:

@@ -65,6 +65,7 @@ class SparsePlan:
     limit:        what bounds the number of blocks.
     stock_blocks: blocks that the same device memory would hold with all KV on it.
     dram_bytes:   of the region at most.
+    overlap:      whether attention begins while rows are loaded.
     """
 
     names: tuple[tuple[tuple[str, str], ...], ...]
@@ -78,6 +79,7 @@ class SparsePlan:
     stock_blocks: int
     dram_bytes: int
     keep_device: bool
+    overlap: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -226,6 +228,7 @@ class SparsePlanner:
             device_bytes // self.resident_block_bytes,
             self._options.dram_bytes,
             keep,
+            self._options.overlap,
         )
         self._check_length(made)
         return made

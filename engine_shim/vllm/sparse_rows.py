@@ -10,6 +10,9 @@ A request *decodes* in a step of so few tokens as a decode step has; with more i
 its queries select most of what is there, which no hot buffer holds, and it has none: its rows are
 gathered straight from the region, a bounded number of queries at a time.
 
+With `overlap_attention` a decoding request attends to what is in its hot buffer while the rest is
+loaded; else it waits for the loads first, and its sums are those of an engine without hot buffers.
+
 Ranks of an engine have the same rows: one writes them, and all meet after each layer's write.
 
 A request that fails reads zeros from then on and is reported; the others are not touched by it.
@@ -17,10 +20,10 @@ A request that fails reads zeros from then on and is reported; the others are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 from vllm.forward_context import get_forward_context
@@ -52,6 +55,7 @@ class Share:
     table:   [blocks] int64, block ids of the request.
     handle:  of its hot buffer while it decodes.
     places:  by group, of its selection.
+    late:    by group, positions of its selection that are loaded, where that is of interest.
     ready:   layer whose rows can be read.
     failure: why it reads zeros.
     is_draft: of a draft layer, which the engine may have left out in some steps.
@@ -65,6 +69,7 @@ class Share:
     begin: int
     handle: HotHandle | None = None
     places: dict[int, Places] = field(default_factory=dict)
+    late: dict[int, torch.Tensor] = field(default_factory=dict)
     ready: int = -1
     failure: Failure | None = None
     is_draft: bool = False
@@ -73,6 +78,10 @@ class Share:
     def batch(self) -> slice:
         """Its tokens in the batch."""
         return slice(self.begin, self.begin + self.end - self.start)
+
+
+Read: TypeAlias = Callable[[int, Share, torch.Tensor], torch.Tensor]
+Part: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class SparseStore:
@@ -88,28 +97,32 @@ class SparseStore:
         writes_region: bool,
         meet: Callable[[], None] | None,
     ) -> None:
-        """Look at the memory.
+        """Look at the memory; see `open`.
 
-        Args: region: all of it; a tensor over it is dropped by `close`.
-              writes_region: whether this rank writes rows into it, or another one does.
+        Args: writes_region: whether this rank writes rows into the region, or another one does.
               meet: waits for the other ranks, None where there are none.
         """
         layout = plan.region
-        self.hot = hot
         self.plan = plan
-        self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
         self.shares: tuple[Share, ...] = ()
         self._dtype = dtype
         self._writes_region = writes_region
         self._meet = meet
         self._width = layout.row_bytes // dtype.itemsize
         self._group_of = {layer: at for at, group in enumerate(plan.groups) for layer in group}
+        self.open(hot, region)
+
+    def open(self, hot: HotBuffers, region: memoryview) -> None:
+        """Look at memory without rows. Args: region: all of it, a tensor over it is kept."""
+        layout, dtype = self.plan.region, self._dtype
+        self.hot = hot
+        self.written = WrittenBlocks(layout.num_layers, layout.num_blocks, layout.block_tokens)
         whole = torch.frombuffer(region, dtype=dtype, count=layout.num_bytes // dtype.itemsize)
         self._region = whole.view(layout.num_layers, -1, self._width)
         self._hot = torch.frombuffer(mapping_of("hot", hot.memory).view(), dtype=torch.uint8)
 
     def close(self) -> None:
-        """Let go of all memory but the hot buffers."""
+        """Let go of all memory but the hot buffers; until `open` every share has to fail."""
         self.shares = ()
         self._region = self._hot = torch.empty(0)
 
@@ -187,6 +200,9 @@ class SparseStore:
             most = min(share.end, selected.shape[1])
             plan = hot.select(handle, at, selected[share.batch, :most].tolist())
             share.places[at] = Places.of(plan)
+            if self.plan.overlap:
+                late = [position for position, _ in plan.misses]
+                share.late[at] = torch.tensor([*late, *plan.scratch], dtype=torch.int64)
 
     def drafts(self, step: SparseMetadata, slots: torch.Tensor) -> tuple[Share, ...]:
         """The requests of a drafter's forward pass, in the order of the step that it follows.
@@ -209,13 +225,25 @@ class SparseStore:
 
     def read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of a request at positions of any shape: [..., R]; some row stands at -1."""
-        rows = attempt(share, partial(self._read, layer, share, tokens))
-        return rows if rows is not None else torch.zeros(*tokens.shape, self._width)
+        read = self._decode_read if share.handle is not None else self._prefill_read
+        return self._or_zeros(read, layer, share, tokens)
 
-    def _read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
-        if share.handle is None:
-            return self._prefill_read(layer, share, tokens)
-        return self._decode_read(layer, share, share.handle, tokens)
+    def parts(self, layer: int, share: Share, tokens: torch.Tensor) -> Iterator[Part]:
+        """Rows of a decoding request: those in its hot buffer, then those that are loaded.
+
+        See `cpu_sparse.RowStore.parts`.
+        """
+        late = share.late.get(self._group_of[layer], tokens[:0].flatten())
+        is_late = torch.isin(tokens, late)
+        early = (tokens >= 0) & ~is_late
+        for mine, read in ((early, self._resident), (is_late, self._decode_read)):
+            some = mine.any(0)
+            if bool(some.any()):
+                yield self._or_zeros(read, layer, share, tokens[:, some]), mine[:, some]
+
+    def _or_zeros(self, read: Read, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
+        rows = attempt(share, partial(read, layer, share, tokens))
+        return rows if rows is not None else torch.zeros(*tokens.shape, self._width)
 
     def _prefill_read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
         if share.ready != layer:
@@ -224,15 +252,19 @@ class SparseStore:
         size = self.plan.region.block_tokens
         return self._region[layer][sparse_math.slots_of(share.table, tokens.clamp(min=0), size)]
 
-    def _decode_read(
-        self, layer: int, share: Share, handle: HotHandle, tokens: torch.Tensor
-    ) -> torch.Tensor:
-        announced = share.places[self._group_of[layer]]
+    def _decode_read(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
         if share.ready != layer:
-            self.hot.ready(handle, layer, announced.plan)
+            assert share.handle is not None
+            self.hot.ready(share.handle, layer, share.places[self._group_of[layer]].plan)
             share.ready = layer
+        return self._resident(layer, share, tokens)
+
+    def _resident(self, layer: int, share: Share, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows that are in the hot buffer or the tile by now."""
+        assert share.handle is not None
+        announced = share.places[self._group_of[layer]]
         places, slots = announced.find(tokens), self.hot.layout.slots
-        buffer = self.hot.buffer_of(handle)
+        buffer = self.hot.buffer_of(share.handle)
         rows = self._rows(self.hot.layout.layer_offset(buffer, layer), slots)
         if not announced.plan.scratch:
             return rows[places]
@@ -301,6 +333,15 @@ class LayerRows:
                 share.failure = Failure(DIFFERS, what, tuple(share.blocks))
         return rows
 
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> Iterator[Part] | None:
+        """Rows of a request that decodes, in the order in which they come."""
+        plan, share = self._store.plan, self._share(request)
+        if not plan.overlap or plan.keep_device or share.handle is None:
+            return None
+        return self._store.parts(self._layer, share, tokens)
+
 
 class DraftRows(LayerRows):
     """The rows of a draft layer (MTP): its forward passes follow that of a step, each of its own.
@@ -326,6 +367,17 @@ class DraftRows(LayerRows):
         rows = super().read(cache, step, request, tokens)
         self._pass_on()
         return rows
+
+    def parts(
+        self, cache: torch.Tensor, step: SparseMetadata, request: int, tokens: torch.Tensor
+    ) -> Iterator[Part] | None:
+        """Rows of a request that decodes, in the order in which they come."""
+        parts = super().parts(cache, step, request, tokens)
+        return self._then_pass_on(parts) if parts is not None else None
+
+    def _then_pass_on(self, parts: Iterator[Part]) -> Iterator[Part]:
+        yield from parts
+        self._pass_on()
 
     def _shares(self, slots: torch.Tensor) -> Sequence[Share]:
         step = get_forward_context().attn_metadata[self._name]

@@ -3,12 +3,20 @@
 vLLM allocates, frees and shares its blocks as ever, since a block's rows in the region stand at its
 id: its prefix cache stays on. This side only says which blocks are given out anew, to kvd with a
 generation and to the workers, and which requests have ended.
+
+It also notices that a kvd which came back has lost the region, and begins another life of it: what
+was computed is void, prefixes are forgotten, and who is new waits until the region is there again.
+
+    whole ----- kvd is back without the region: life + 1 ----> lost
+      ^                                                          |
+      +------- kvd has it: a worker, told of the life, made it --+
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from logging import Logger
 from typing import Any, Final
@@ -22,21 +30,42 @@ CLOSE_S: Final = 5.0
 FAILURES_MAX: Final = 3
 """Steps that may fail one request before it ends."""
 
+LOOK_S: Final = 1.0
+"""How long a step waits for kvd to say whether it has the region."""
+
+LOST: Final = "pool_lost"
+
+NULL_BLOCK: Final = 0
+"""No request of the engine ever has it: what is said of it is of no consequence."""
+
 
 class SparseScheduler:
     """All requests of one engine."""
 
     def __init__(
-        self, client: KvdClient, region: str, block_tokens: int, logger: Logger, *, recompute: bool
+        self,
+        client: KvdClient,
+        region: str,
+        block_tokens: int,
+        logger: Logger,
+        *,
+        deadline_s: float,
+        recompute: bool,
     ) -> None:
-        """Use an open client.
+        """Use an open client, of a kvd that has or gets the region.
 
         Args:
             region: name of the engine's decode region.
+            deadline_s: how long new requests wait for a region that was lost.
             recompute: whether failed requests are computed again, or end.
         """
+        self.forget_prefixes: Callable[[], None] = _nothing
+        """Makes the engine find no prefix any more; set by who knows its cache."""
         self._client = client
-        self._life = client.generation
+        self._deadline_s = deadline_s
+        self._seen = self._lost_in = client.generation
+        self._life = self._whole_life = 0
+        self._waits: dict[str, float] = {}
         self._region = region
         self._size = block_tokens
         self._log = logger
@@ -47,8 +76,58 @@ class SparseScheduler:
         self._failures = Counter[str]()
         self._ends: dict[str, Failure] = {}
 
+    # The region -------------------------------------------------------------------------------
+
+    def matched_tokens(self, request: str) -> int | None:
+        """Tokens that kvd has beyond the engine's prefix cache, which are none; None: ask later."""
+        self._look()
+        if self._life == self._whole_life:
+            self._waits.pop(request, None)
+            return 0
+        now = time.monotonic()
+        since = self._waits.setdefault(request, now)
+        if now - since > self._deadline_s:
+            what = f"decode region {self._region} was lost, and is not there again"
+            self._ends.setdefault(request, Failure(LOST, what))
+        return None
+
+    def _look(self) -> None:
+        """Notice that kvd has lost the region, and that it has it again.
+
+        `_seen` is the life of kvd that is known to have it, `_lost_in` the last that had not.
+        """
+        client = self._client
+        generation = client.generation
+        if client.state is not LinkState.ATTACHED or generation == self._seen:
+            return
+        has_region = self._ask()
+        if has_region:
+            self._seen, self._whole_life = generation, self._life
+        elif has_region is not None and generation != self._lost_in:
+            self._lost_in = generation
+            self._life += 1
+            self.forget_prefixes()
+            self._log.warning(
+                "kvd: kvd was restarted and has lost %s; it is made anew, and requests that run %s",
+                self._region,
+                "are computed again" if self.recompute else "end",
+            )
+
+    def _ask(self) -> bool | None:
+        """Whether kvd has the region; None when it does not say."""
+        self._generations[NULL_BLOCK] += 1
+        about = [(NULL_BLOCK, self._generations[NULL_BLOCK])]
+        try:
+            self._client.allocated(self._region, about, LOOK_S)
+        except KvdRefused as refusal:
+            return False if refusal.code == "region_unknown" else None
+        return True
+
+    # A step -----------------------------------------------------------------------------------
+
     def order(self, scheduled: Iterable[Scheduled], preempted: Iterable[str]) -> SparseOrder:
         """What a step computes; tells kvd of the blocks that are given out anew."""
+        self._look()
         shares: list[SparseShare] = []
         fresh: list[int] = []
         for one in scheduled:
@@ -61,13 +140,13 @@ class SparseScheduler:
             )
         self._allocated(fresh)
         forget, self._forget = [*self._forget, *preempted], []
-        return SparseOrder(tuple(shares), tuple(forget))
+        return SparseOrder(tuple(shares), tuple(forget), self._life)
 
     def _allocated(self, blocks: list[int]) -> None:
-        """Say that what is in these blocks is void; a kvd that was restarted lost the region."""
+        """Say that what is in these blocks is void; of a region made anew, all of it is."""
         self._generations.update(blocks)
         is_there = self._client.state is LinkState.ATTACHED
-        if not blocks or not is_there or self._client.generation != self._life:
+        if not blocks or not is_there or self._client.generation != self._seen:
             return
         pairs = [(block, self._generations[block]) for block in blocks]
         try:
@@ -107,9 +186,14 @@ class SparseScheduler:
         self._forget.append(str(request.request_id))
         self._failures.pop(request.request_id, None)
         self._ends.pop(request.request_id, None)
+        self._waits.pop(request.request_id, None)
 
     def close(self) -> None:
         """Say goodbye. Idempotent."""
         with suppress(KvdRefused):
             self._client.goodbye(CLOSE_S)
         self._client.close()
+
+
+def _nothing() -> None:
+    """Of an engine that keeps no prefixes."""

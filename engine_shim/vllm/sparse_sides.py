@@ -69,5 +69,6 @@ def scheduler_side(vllm_config: Any, plan: SparsePlan, logger: Logger) -> Sparse
         region_name(engine),
         plan.region.block_tokens,
         logger,
+        deadline_s=options.deadline_s,
         recompute=vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute",
     )

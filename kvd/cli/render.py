@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kvd.cli.layout import facts, spaced, table, word
 from kvd.cli.render_engine import engine_facts, engine_line
+from kvd.cli.render_hot import hot_tables, request_table
 from kvd.cli.render_pool import eviction_facts, pool_facts
 from kvd.cli.text import maybe_seconds, named, percent, seconds, size, yes
 from kvd.core.errors import ErrorSpec
@@ -58,6 +59,9 @@ def render_status(status: Status) -> RenderableType:
         parts.append(_regions(status))
     if status.engines:
         parts.append(_engine_summaries(status))
+    decoding = [(engine.engine, one) for engine in status.engines for one in engine.hot_requests]
+    if decoding:
+        parts.append(request_table(decoding))
     if status.peers:
         parts.append(_peers(status))
     return Group(*(part for part in spaced(parts)))
@@ -289,6 +293,9 @@ def _engine_parts(engine: EngineView) -> Iterable[RenderableType]:
     if words.row_count:
         yield words
     yield _members(engine.members)
+    for part in hot_tables(engine.members):
+        yield Text("")
+        yield part
 
 
 def _members(members: Sequence[MemberView]) -> Table:

@@ -204,6 +204,7 @@ class EngineSocket:
         if len(session.stats) + len(frame.values) > 4 * STATS_MAX:
             session.stats.clear()
         session.stats.update(frame.values)
+        session.hot = frame.layers, frame.requests
         self._node.replies.answer(handle, res.Done())
 
     # Requests ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from kvd.server.node import Node
 from kvd.server.node_view import Holding, LinkInfo, Phase, SessionInfo
 from kvd.server.producer_links import ProducerLinks
 from kvd.server.sessions import MemberSession, ReaderSession
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 
 
 class LiveView:
@@ -130,6 +131,11 @@ class LiveView:
         """See `NodeView`."""
         members = self._node.sessions.members
         return {str(ref): session.stats for ref, session in members.items() if session.stats}
+
+    def hot_figures(self) -> Mapping[str, tuple[Sequence[LayerFigures], Sequence[RequestFigures]]]:
+        """See `NodeView`."""
+        members = self._node.sessions.members
+        return {str(ref): session.hot for ref, session in members.items() if any(session.hot)}
 
     def config_rows(self) -> Sequence[ConfigRow]:
         """See `NodeView`."""

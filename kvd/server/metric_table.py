@@ -110,6 +110,30 @@ _ENGINES: Final = (
         "stat",
     ),
     _gauge("engine_stats_omitted", "Figures beyond that, not shown."),
+    _gauge(
+        "hot_rows",
+        "Rows that decode selected, by indexer layer and what became of them: hits (in the hot "
+        "buffer), misses (loaded), merged (selected by another position of the step as well); "
+        "since the engine's start. At most 64 layers of a member, 512 in all.",
+        "engine",
+        "member",
+        "layer",
+        "fate",
+    ),
+    _gauge(
+        "hot_managed_seconds",
+        "Time in the books of hot buffers for a step of a request, from some of the steps.",
+        "engine",
+        "member",
+        "layer",
+    ),
+    _gauge(
+        "hot_overlap_ratio",
+        "Share of the loads' time that was hidden behind other work, from some of the steps.",
+        "engine",
+        "member",
+        "layer",
+    ),
     _counter("members_died", "Members that are gone."),
     _counter("members_silent", "Times that a living member's socket closed."),
     _counter("members_reattached", "Times that a member attached again."),

@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,12 +30,16 @@ from kvd.server.readiness import DEGRADED_CODES, NOT_READY_CODES, Verdict
 from kvd.server.sliced import Work, run_now
 from kvd.server.survey import MemberSlots, Survey, survey
 from kvd.server.views import Watch, eviction_view, pool_view
+from kvd.server.views_hot import seconds, share
 from kvd.server.views_tables import STATS_MAX
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 STATS_TOTAL_MAX: Final = 1024
 """Figures of engines in one scrape."""
+
+HOT_LAYERS_MAX: Final = 512
+"""Indexer layers of engines in one scrape."""
 
 _PHASES: Final = ("starting", "ready", "stopping", "failed")
 _HOLD_KINDS: Final = (*(kind.value for kind in HoldKind), "pool_read")
@@ -72,6 +76,7 @@ def gather(view: NodeView, watch: Watch) -> Work[Samples]:
     _engines(view, samples)
     yield
     _stats(view, samples)
+    _hot_layers(view, samples)
     yield
     _transfers(view, found, samples)
     _counters(view, samples)
@@ -233,6 +238,20 @@ def _stats(view: NodeView, samples: Samples) -> None:
         shown += min(len(told), room)
         omitted += max(0, len(told) - room)
     samples.put("engine_stats_omitted", omitted)
+
+
+def _hot_layers(view: NodeView, samples: Samples) -> None:
+    """Indexer layers of live members, so many in all; requests are in the status only."""
+    told = view.hot_figures()
+    members = [ref for ref in view.state().members if str(ref) in told]
+    layers = ((ref, one) for ref in members for one in told[str(ref)][0])
+    for ref, one in islice(layers, HOT_LAYERS_MAX):
+        labels = (ref.engine, ref.member, str(one.layer))
+        for fate in ("hits", "misses", "merged"):
+            samples.put("hot_rows", getattr(one, fate), *labels, fate)
+        samples.put("hot_managed_seconds", seconds(one.managed_us), *labels)
+        if (hidden := share(one.overlap)) is not None:
+            samples.put("hot_overlap_ratio", hidden, *labels)
 
 
 def _transfers(view: NodeView, found: Survey, samples: Samples) -> None:

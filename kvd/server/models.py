@@ -176,6 +176,36 @@ class WaitView(Model):
     waits_for: list[str] = Field(description="The parties that have not ended, at most eight.")
 
 
+class HotLayerView(Model):
+    """One indexer layer of a decode engine, and the layers that follow its selection."""
+
+    layer: Count = Field(description="The engine's layer that has the indexer.")
+    hits: Count = Field(description="Selected rows that were in the hot buffer.")
+    misses: Count = Field(description="Selected rows that were loaded.")
+    merged: Count = Field(description="Selected by another position of the step as well.")
+    managed_seconds: Seconds = Field(description="In the books, for one step of a request.")
+    overlap: float | None = Field(
+        ge=0, le=1, description="Share of the loads' time that was hidden; null if none was timed."
+    )
+
+
+class HotRequestView(Model):
+    """One request that has a hot buffer, all layers together."""
+
+    request: str = Field(description="The engine's name of it.")
+    steps: Count = Field(description="Decode steps so far.")
+    hits: Count = Field(description="Selected rows that were in the hot buffer.")
+    misses: Count = Field(description="Selected rows that were loaded.")
+    merged: Count = Field(description="Selected by another position of the step as well.")
+    managed_seconds: Seconds = Field(description="In the books, for one step, all layers.")
+    overlap: float | None = Field(
+        ge=0, le=1, description="Share of the loads' time that was hidden; null if none was timed."
+    )
+    layers: list[HotLayerView] = Field(
+        default_factory=list, description="At most 64; in the tables of engines only."
+    )
+
+
 class EngineSummary(Model):
     """One engine in the status."""
 
@@ -189,6 +219,10 @@ class EngineSummary(Model):
     about: dict[str, str] = Field(
         default_factory=dict,
         description="What its scheduler says of it, and what only its other members say.",
+    )
+    hot_requests: list[HotRequestView] = Field(
+        default_factory=list,
+        description="Requests that decode, those with the most misses first, at most 8.",
     )
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from kvd.server.models import BlockStateName, Count, Model, Seconds, SlotCounts, SlotState
+from kvd.server.models import (
+    BlockStateName,
+    Count,
+    HotLayerView,
+    HotRequestView,
+    Model,
+    Seconds,
+    SlotCounts,
+    SlotState,
+)
 
 
 class HoldView(Model):
@@ -82,6 +91,13 @@ class MemberView(Model):
     store: str = Field(default="", description="Store that it uses; '' before its hello.")
     about: dict[str, str] = Field(
         default_factory=dict, description="What it says of itself, for people."
+    )
+    hot_layers: list[HotLayerView] = Field(
+        default_factory=list, description="Its indexer layers, all requests, at most 64."
+    )
+    hot_requests: list[HotRequestView] = Field(
+        default_factory=list,
+        description="Its requests that decode, those with the most misses first, at most 8.",
     )
 
 

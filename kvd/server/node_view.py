@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvd.config.load import ConfigRow
     from kvd.core.state import State
     from kvd.memory.region import RegionSnapshot
+    from kvd.wire.hot_figures import LayerFigures, RequestFigures
 
 PhaseName: TypeAlias = Literal["starting", "ready", "stopping", "failed"]
 
@@ -138,6 +139,9 @@ class NodeView(Protocol):
 
     def stats(self) -> Mapping[str, Mapping[str, float]]:
         """Figures that engines pushed, by member as in `SessionInfo.name`."""
+
+    def hot_figures(self) -> Mapping[str, tuple[Sequence[LayerFigures], Sequence[RequestFigures]]]:
+        """What decode does with hot buffers, by member: figures of layers and of requests."""
 
     def config_rows(self) -> Sequence[ConfigRow]:
         """Every key of the configuration."""

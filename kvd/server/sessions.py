@@ -10,10 +10,12 @@ import os
 import secrets
 import select
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvd.core.ids import MemberRef
 from kvd.memory.gate_page import GatePage
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, ResidentPart
 from kvd.wire.protocol import TOKEN_BYTES
 from kvd_kernels.host import Mapping
@@ -64,6 +66,7 @@ class MemberSession(Session):
     identity:  its ZeroMQ routing id, b"" before its first frame.
     store:     name of the store that it uses, '' before its hello.
     about:     what it says of itself, printable.
+    hot:       what decode does with its hot buffers, by layer and by request.
     """
 
     ref: MemberRef = field(default_factory=lambda: MemberRef("", "", 0))
@@ -81,6 +84,7 @@ class MemberSession(Session):
     store: str = ""
     about: dict[str, str] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
+    hot: tuple[Sequence[LayerFigures], Sequence[RequestFigures]] = ((), ())
 
     @property
     def name(self) -> str:

@@ -41,6 +41,7 @@ from kvd.server.node_view import SAVES_SHED, Holding, LinkInfo, NodeView
 from kvd.server.readiness import Verdict, spares
 from kvd.server.sliced import Work
 from kvd.server.survey import Ages, MemberSlots, Survey, last_event, parties, survey
+from kvd.server.views_hot import requests_of
 
 ENGINES_MAX: Final = 64
 """Engines shown in the status; /v1/engines has all of them."""
@@ -308,6 +309,7 @@ def _engines(view: NodeView, found: Survey) -> list[EngineSummary]:
             requests=len(engine.requests),
             slots=slot_counts(counts.get(engine.name, MemberSlots())),
             spare_left=left.get(engine.name),
+            hot_requests=requests_of(view, engine),
             **engine_words(engine, sessions)._asdict(),
         )
         for engine in shown

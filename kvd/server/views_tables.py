@@ -36,6 +36,7 @@ from kvd.server.problems import parameter_invalid
 from kvd.server.sliced import Work
 from kvd.server.survey import MemberSlots, count_slots, state_name
 from kvd.server.views import slot_counts
+from kvd.server.views_hot import hot_layers, hot_requests
 
 PAGE_MAX: Final = 500
 """Most items of a page: writing one out takes about 2 ms, in one callback."""
@@ -334,6 +335,7 @@ def _member_view(
     state = "silent" if member.silent else "attached"
     told = view.stats().get(str(member.ref), {}).items()
     finite = ((name, value) for name, value in told if math.isfinite(value))
+    layers, requests = view.hot_figures().get(str(member.ref), ((), ()))
     return MemberView(
         member=member.ref.member,
         incarnation=f"{member.ref.incarnation:x}",
@@ -348,6 +350,8 @@ def _member_view(
         stats=dict(islice(finite, STATS_MAX)),
         store=session.store if session is not None else "",
         about=dict(session.about) if session is not None else {},
+        hot_layers=hot_layers(layers),
+        hot_requests=hot_requests(requests, by_layer=True),
     )
 
 

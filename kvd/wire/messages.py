@@ -7,8 +7,12 @@ fields are ignored. Every request gets exactly one reply or `error` frame.
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from kvd.wire.hot_figures import LAYERS_MAX, REQUESTS_MAX, LayerFigures, RequestFigures
 from kvd.wire.layout import BlockLayoutSpec, DeviceLayout, ResidentPart
 from kvd.wire.protocol import (
     BootId,
@@ -205,9 +209,14 @@ class DropTransfer(Request, frozen=True, tag="drop_transfer"):
 
 
 class Stats(Request, frozen=True, tag="stats"):
-    """Figures that the engine wants to see in status and metrics: name -> value."""
+    """Figures that the engine wants to see in status and metrics: name -> value.
+
+    layers, requests: what decode does with hot buffers; each frame replaces what was said before.
+    """
 
     values: dict[Name, float]
+    layers: Annotated[list[LayerFigures], Meta(max_length=LAYERS_MAX)] = []
+    requests: Annotated[list[RequestFigures], Meta(max_length=REQUESTS_MAX)] = []
 
 
 class Goodbye(Request, frozen=True, tag="goodbye"):

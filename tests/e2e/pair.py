@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from engine_shim.reference import orders as od
 from engine_shim.reference.bytes_tokenizer import encode, long_text
@@ -13,6 +14,9 @@ from engine_shim.reference.demo.processes import EngineProcess, OwnDaemon, pause
 from engine_shim.reference.demo.run import free_port
 from engine_shim.reference.serve import model_config
 from engine_shim.steps import Target
+
+if TYPE_CHECKING:
+    from engine_shim.reference.model import SparseModel
 
 TOKENS = 900
 NEW = 24
@@ -39,19 +43,27 @@ def text(num_tokens: int = TOKENS, skip: int = 0) -> tuple[int, ...]:
 
 
 @functools.cache
-def resident(tokens: tuple[int, ...], num_new: int = NEW) -> tuple[list[int], str]:
-    """What the resident model generates after `tokens`, and the digest of its logits."""
-    from engine_shim.reference.cache import ResidentCache
-    from engine_shim.reference.generate import decode, prefill
+def the_model() -> SparseModel:
+    """The model of both engines."""
     from engine_shim.reference.model import SparseModel
     from engine_shim.reference.threads import configure_threads
 
     # More threads than free cores wait for one another.
     configure_threads(1)
-    model = SparseModel(model_config("tiny", 0, MAX_TOKENS))
+    return SparseModel(model_config("tiny", 0, MAX_TOKENS))
+
+
+@functools.cache
+def resident(tokens: tuple[int, ...], num_new: int = NEW) -> tuple[list[int], str]:
+    """What the resident model generates after `tokens`, and the digest of its logits."""
+    from engine_shim.reference.cache import ResidentCache
+    from engine_shim.reference.generate import decode, prefill
+    from engine_shim.reference.native_reads import NativeResidentCache
+
+    model = the_model()
     cache = ResidentCache(model.config, MAX_TOKENS)
     prefill(model, cache, tokens, CHUNK)
-    decoded = decode(model, cache, tokens, num_new)
+    decoded = decode(model, NativeResidentCache(cache), tokens, num_new)
     return decoded.tokens, decoded.logits_digest
 
 
@@ -106,14 +118,21 @@ class Pair:
         return news.target
 
     def run(
-        self, request: str, tokens: tuple[int, ...], *, num_new: int = NEW, width: int = 1
+        self,
+        request: str,
+        tokens: tuple[int, ...],
+        *,
+        num_new: int = NEW,
+        width: int = 1,
+        overlapped: bool = False,
     ) -> tuple[od.Prefilled, od.Decoded]:
         """One request through both engines."""
         target = self.expect(request, tokens, num_new)
         prefilled = self.prefill.ask(od.Prefill(request, list(tokens), [target]), ORDER_SECONDS)
         assert isinstance(prefilled, od.Prefilled), prefilled
         assert prefilled.transfers == [""]
-        decoded = self.decode.ask(od.Decode(request, list(tokens), num_new, width), ORDER_SECONDS)
+        order = od.Decode(request, list(tokens), num_new, width, overlapped=overlapped)
+        decoded = self.decode.ask(order, ORDER_SECONDS)
         assert isinstance(decoded, od.Decoded), decoded
         return prefilled, decoded
 

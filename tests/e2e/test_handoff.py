@@ -8,7 +8,18 @@ import pytest
 
 from engine_shim.reference import orders as od
 from engine_shim.steps import Target
-from tests.e2e.pair import BLOCK, CHUNK, NEW, ORDER_SECONDS, Pair, a_pair, resident, text
+from tests.e2e.pair import (
+    BLOCK,
+    CHUNK,
+    NEW,
+    ORDER_SECONDS,
+    Pair,
+    a_pair,
+    resident,
+    text,
+    the_model,
+)
+from tests.unit.reference.ties import check_same_but_for_ties
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -22,6 +33,30 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize("width", [1, 4])
 def test_tokens_and_logits_equal_the_resident_run(pair: Pair, width: int) -> None:
     pair.check(f"width-{width}", text(skip=width), width=width)
+    pair.settled()
+
+
+def test_overlapped_decode_gives_the_tokens_of_the_resident_run(pair: Pair) -> None:
+    tokens = text(skip=11)
+    _, decoded = pair.run("overlapped", tokens, width=4, overlapped=True)
+    check_same_but_for_ties(the_model(), tokens, resident(tokens)[0], decoded.tokens)
+    figures = decoded.figures
+    assert figures["hot_hits"] > 0
+    assert figures["hot_merged"] >= figures["hot_merged_misses"] >= 0
+    pair.settled()
+
+
+def test_figures_are_of_one_request(pair: Pair) -> None:
+    tokens = text(skip=12)
+    for name in ("figures-1", "figures-2"):
+        figures = pair.run(name, tokens, width=4)[1].figures
+        assert figures["hot_hits"] + figures["hot_misses"] + figures["hot_scratch"] == (
+            figures["hot_selected"] - figures["hot_merged"]
+        )
+    assert (
+        pair.run("figures-3", tokens, width=4)[1].figures["hot_selected"]
+        == (figures["hot_selected"])
+    )
     pair.settled()
 
 
@@ -81,6 +116,17 @@ def test_a_dropped_request_frees_its_destination(pair: Pair) -> None:
 def test_any_number_of_buffers_gives_the_same(buffers: int) -> None:
     with a_pair(buffers=buffers) as made:
         made.check("buffers", text(skip=3))
+        made.settled()
+
+
+def test_rows_read_in_torch_give_the_same_tokens() -> None:
+    with a_pair() as made:
+        made.decode.close()
+        made.start_decode("--reads", "torch")
+        tokens = text(skip=5)
+        _, decoded = made.run("torch", tokens, width=4)
+        check_same_but_for_ties(the_model(), tokens, resident(tokens)[0], decoded.tokens)
+        assert decoded.figures["hot_merged_misses"] == 0
         made.settled()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.wire import messages as msg
+from kvd.wire.hot_figures import LAYERS_MAX, LayerFigures, RequestFigures
 from kvd.wire.slot_items import (
     AcquiredItem,
     ComputedItem,
@@ -214,6 +215,27 @@ def test_figures_of_a_member(member: RawMember) -> None:
         assert member.code(msg.Stats(*member.head(), figures)) == ""
     reply = member.raw(member.encode(msg.Stats(*member.head(), figures | {"y": 1.0})))
     assert is_over(reply, STATS_MAX)
+
+
+def test_layers_and_requests_of_a_member(kvd: LiveKvd, member: RawMember) -> None:
+    """The last frame counts; one with too many is refused and changes nothing."""
+    layers = [LayerFigures(at, 1, 1, 1) for at in range(LAYERS_MAX)]
+    requests = [RequestFigures(f"r{at}", 1, 1, 1, 1, 0.0, 1.0, layers) for at in range(8)]
+    assert member.code(msg.Stats(*member.head(), {}, layers, requests)) == ""
+    too_many = [
+        msg.Stats(*member.head(), {}, [*layers, layers[0]]),
+        msg.Stats(*member.head(), {}, [], [*requests, requests[0]]),
+    ]
+    for frame in too_many:
+        reply = member.raw(member.encode(frame))
+        assert isinstance(reply, msg.Error)
+        assert reply.code == "frame_malformed"
+    (seen,) = kvd.get("/v1/engines")[1]["items"][0]["members"]
+    assert len(seen["hot_layers"]) == LAYERS_MAX
+    assert [len(one["layers"]) for one in seen["hot_requests"]] == [LAYERS_MAX] * 8
+    assert len(kvd.status()["engines"][0]["hot_requests"]) == 8
+    assert member.code(msg.Stats(*member.head(), {})) == ""
+    assert kvd.status()["engines"][0]["hot_requests"] == []
 
 
 def test_figures_that_are_no_numbers(kvd: LiveKvd, member: RawMember) -> None:

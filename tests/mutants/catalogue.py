@@ -15,6 +15,7 @@ from tests.mutants import (
     row_mutants,
     shim_mutants,
     slot_mutants,
+    steps_mutants,
     sum_mutants,
 )
 
@@ -28,6 +29,7 @@ MUTANTS: Final = (
     *hot_mutants.MUTANTS,
     *residency_mutants.MUTANTS,
     *row_mutants.MUTANTS,
+    *steps_mutants.MUTANTS,
     *sum_mutants.MUTANTS,
     *connector_mutants.MUTANTS,
 )

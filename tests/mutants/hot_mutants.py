@@ -70,7 +70,7 @@ MUTANTS: Final = (
     Mutant(
         "rows that were never written are read",
         HOT,
-        "            request.require(self.groups[group], group, given, self._options.track_rows)\n",
+        "            request.require(self.groups[group], group, given, self.options.track_rows)\n",
         "            pass\n",
         ("hot machine",),
     ),
@@ -84,7 +84,7 @@ MUTANTS: Final = (
     Mutant(
         "a failed load leaves its rows in the books",
         HOT,
-        "            request.books[self._group_of[key]].reset()\n",
+        "            request.books[self.group_of[key]].reset()\n",
         "            assert request.books\n",
         ("hot machine",),
     ),

@@ -50,6 +50,8 @@ SUITES: Final = MappingProxyType(
         "hot machine": ("tests/stateful/test_hot_machine.py",),
         "hot meter": ("tests/unit/engine_shim/test_hot_meter.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
+        "native steps": ("tests/stateful/test_steps_machine.py",),
+        "native steps by example": ("tests/unit/engine_shim/test_hot_steps.py",),
         "row copies": ("tests/kernels/test_rows_copy.py",),
         "rows far away": ("tests/kernels/test_rows_copy.py", "-k", "gib"),
         "row attention": ("tests/kernels/test_rows_attention.py",),

@@ -52,10 +52,13 @@ THIRD_PARTY: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine_shim.vllm.demo": frozenset({"torch", *WITH_VLLM}),
         "engine_shim": frozenset({HOST, "msgspec", "zmq"}),
         "engine_shim.hot_places": frozenset({"torch"}),
+        "engine_shim.hot_steps": frozenset({"numpy"}),
+        "engine_shim.sparse_ops": frozenset({"numpy"}),
         "kvd_kernels": frozenset(),
         "kvd_kernels.residency_reference": frozenset({"numpy"}),
         "kvd_kernels.rows_reference": frozenset({"numpy"}),
         "kvd_kernels.triton_ops": frozenset({"torch", TRITON}),
+        "bench.vllm_engine": frozenset({"torch", VLLM, *WITH_VLLM}),
         "bench": frozenset({HOST, "msgspec", "numpy", "rich", "torch", "uvloop", "zmq"}),
     }
 )

@@ -1,7 +1,8 @@
 """An engine in a process of its own, for tests that kill it or give it several ranks.
 
-`python -m tests.vllm.child` reads one JSON document from its input, {model, arguments, rounds}, and
-answers each round's prompts with one JSON line; `Child` is the other end.
+`python -m tests.vllm.child` reads one JSON document from its input, {model, arguments, rounds,
+waits}, and answers each round's prompts with one JSON line; `Child` is the other end. If it waits,
+each round but the first begins with another line.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ class Child:
         rounds: Sequence[Round],
         *,
         processes: bool = False,
+        waits: bool = False,
     ) -> None:
         """Start it.
 
         Args: processes: scheduler and workers are processes of their own, as in a server.
+              waits: between rounds, for `go_on`.
         """
         environment = dict(os.environ)
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if processes else "0"
@@ -62,10 +65,19 @@ class Child:
             "model": model,
             "arguments": dict(arguments),
             "rounds": [[list(map(list, one.prompts)), one.num_tokens] for one in rounds],
+            "waits": waits,
         }
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.close()
+        self.process.stdin.flush()
+        if not waits:
+            self.process.stdin.close()
+
+    def go_on(self) -> None:
+        """Begin the next round."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
 
     def _line(self) -> str:
         """The next line meant for us; what vLLM prints is shown beside a test that fails."""
@@ -103,7 +115,9 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.kill()
         assert self.process.stdout is not None
+        assert self.process.stdin is not None
         self.process.stdout.close()
+        self.process.stdin.close()
 
 
 def main() -> None:
@@ -113,7 +127,9 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     with Engine(order["model"], **order["arguments"]) as engine:
         print(f"child: {READY}", flush=True)
-        for prompts, num_tokens in order["rounds"]:
+        for number, (prompts, num_tokens) in enumerate(order["rounds"]):
+            if number and order["waits"]:
+                sys.stdin.readline()
             told = [
                 (answer.tokens, answer.logprobs, answer.finish, answer.num_cached)
                 for answer in engine.generate(prompts, num_tokens)

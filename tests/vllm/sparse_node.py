@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import socket
+import struct
 from typing import Any, Final
 
 from engine_shim.vllm.sparse_options import KEY
+from engine_shim.vllm.sparse_scheduler import SparseScheduler
 from engine_shim.vllm.sparse_worker import SparseWorker
+from kvd.wire.protocol import HOLD_SOCKET
 from tests.vllm.engines import Engine
 from tests.vllm.node import Node
 
@@ -22,7 +29,14 @@ class SparseNode(Node):
     def __init__(self, *settings: str) -> None:
         super().__init__("pool.size=16MiB", "regions.huge_pages=off", *settings)
 
-    def sparse(self, *, policy: str = "fail", role: str = "kv_consumer", **given: object) -> Any:
+    def sparse(
+        self,
+        *,
+        policy: str = "fail",
+        role: str = "kv_consumer",
+        deadline_s: float = 30.0,
+        **given: object,
+    ) -> Any:
         """`kv_transfer_config`; `given` are keys of `sparse_kv_offload_config`."""
         config = {
             "enabled": True,
@@ -30,7 +44,21 @@ class SparseNode(Node):
             "dram_size_per_dp_GB": 0.125,
             **given,
         }
-        return self.transfer(policy=policy, role=role, **{KEY: config})
+        more = {KEY: config, "kvd_deadline_s": deadline_s}
+        return self.transfer(policy=policy, role=role, **more)
+
+    def set(self, setting: str) -> None:
+        """Let the next start have another setting, KEY=VALUE; a later one wins."""
+        self._command += ["--set", setting]
+
+    def kill_holder(self) -> None:
+        """kill -9 of what keeps the memory of a kvd that was killed, and wait for its end."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.connect(os.fspath(self.runtime_dir / HOLD_SOCKET))
+            pid, _, _ = struct.unpack("3i", probe.getsockopt(1, socket.SO_PEERCRED, 12))
+        with os.fdopen(os.pidfd_open(pid), "rb") as process:
+            signal.pidfd_send_signal(process.fileno(), signal.SIGKILL)
+            assert select.select([process], [], [], 10.0)[0], "the holder outlives kill -9"
 
     def figures(self) -> dict[str, float]:
         """What the one engine's worker said last."""
@@ -46,6 +74,13 @@ def worker_of(engine: Engine) -> SparseWorker:
     worker = get_kv_transfer_group()._sparse
     assert isinstance(worker, SparseWorker)
     return worker
+
+
+def scheduler_of(engine: Engine) -> SparseScheduler:
+    """The scheduler's side of an engine in this process."""
+    side = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.kvd_scheduler
+    assert isinstance(side, SparseScheduler)
+    return side
 
 
 def told(node: SparseNode, engine: Engine) -> dict[str, float]:

@@ -13,7 +13,7 @@ from engine_shim.vllm.messages import SparseOrder
 from engine_shim.vllm.sparse_worker import SparseWorker
 from tests.vllm import tamper
 from tests.vllm.engines import Answer, Engine, assert_same, prompt
-from tests.vllm.sparse_node import HOW, SparseNode, told, worker_of
+from tests.vllm.sparse_node import HOW, SparseNode, scheduler_of, told, worker_of
 
 NEW_TOKENS: Final = 12
 MODEL: Final = "deepseek_v32"
@@ -130,5 +130,7 @@ def test_an_engine_goes_on_while_kvd_is_away_and_after_it_is_back(
             assert_same(engine.generate(asked(), NEW_TOKENS), stock)
             assert_same(engine.generate(asked(), NEW_TOKENS), stock, 4)
             node.start()
-            worker_of(engine).client.wait_attached(30.0)
+            # Until both know it, requests that run end when they do: the region is lost.
+            for client in (worker_of(engine).client, scheduler_of(engine)._client):
+                client.wait_attached(30.0)
             assert_same(engine.generate(asked(), NEW_TOKENS), stock, 4)

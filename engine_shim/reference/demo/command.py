@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from engine_shim.reference.demo.interrupts import Interrupts, run_until_interrupted
 from engine_shim.reference.demo.options import make_out, options_of, parser
 from engine_shim.reference.demo.processes import EngineEnded
-from engine_shim.reference.demo.run import Demo, DemoFailed, DemoOptions, DemoResult
+from engine_shim.reference.demo.run import (
+    Demo,
+    DemoFailed,
+    DemoOptions,
+    DemoResult,
+    Request,
+    hit_rate,
+)
 from engine_shim.reference.demo.show import Show, size
 
 
@@ -21,7 +28,6 @@ def document_of(options: DemoOptions, result: DemoResult) -> dict[str, object]:
     assert hot is not None
     transfer = prefill["load_s"] + prefill["save_s"]
     exposed = min(prefill["exposed_s"], transfer)
-    used = decode["hot_hits"] + decode["hot_misses"] + decode["hot_scratch"]
     return {
         "tokens_equal": result.tokens_equal,
         "logits_equal": result.logits_equal,
@@ -43,14 +49,23 @@ def document_of(options: DemoOptions, result: DemoResult) -> dict[str, object]:
         "hidden_seconds": transfer - exposed,
         "loaded_bytes": prefill["loaded_bytes"],
         "saved_bytes": prefill["saved_bytes"],
-        "hot_hit_rate": decode["hot_hits"] / used if used else 0.0,
+        "hot_hit_rate": hit_rate(decode),
         "hot_merged": decode["hot_merged"],
+        "hot_merged_misses": decode["hot_merged_misses"],
         "hot_overlap": decode["hot_overlap"],
         "hot_managed_us": decode["hot_managed_us"],
+        "hot_requests": {r.name: hot_figures(r) for r in result.requests},
         "pool": [status["pool"] for status in result.status],
         "process": [status["process"] for status in result.status],
         "seconds": result.seconds,
     }
+
+
+def hot_figures(request: Request) -> dict[str, float]:
+    """What hot buffers did for one request."""
+    names = ("hot_merged", "hot_merged_misses", "hot_overlap", "hot_managed_us")
+    figures = {name: request.decoded.figures[name] for name in names}
+    return {"hot_hit_rate": request.hot_hit_rate, **figures}
 
 
 def table_rows(document: dict[str, object], result: DemoResult) -> list[tuple[str, str, str]]:
@@ -85,12 +100,14 @@ def table_rows(document: dict[str, object], result: DemoResult) -> list[tuple[st
         (
             "rows found in the hot buffer",
             f"{100 * float(str(document['hot_hit_rate'])):.1f} %",
-            f"{int(result.decode['hot_merged'])} selections of draft positions merged",
+            f"{int(result.decode['hot_merged'])} selections of draft positions merged, "
+            f"{int(result.decode['hot_merged_misses'])} of them misses",
         ),
         (
             "loads of rows hidden behind compute",
             f"{100 * result.decode['hot_overlap']:.0f} %",
-            f"{result.decode['hot_managed_us']:.0f} us of bookkeeping for a step of an indexer",
+            f"{result.decode['hot_managed_us']:.0f} us of selection and bookkeeping for a step of "
+            "an indexer",
         ),
         ("prefix hit, second request", f"{hits['second']} tokens", "the shared beginning"),
         ("after kill -9 of the engine", f"{hits['third']} tokens", "found again in kvd's pool"),

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +25,7 @@ from engine_shim.reference.demo.processes import EngineProcess, OwnDaemon
 from engine_shim.reference.demo.resident import ResidentRun, run_resident
 from engine_shim.reference.demo.sampler import Sampler
 from engine_shim.reference.demo.show import Show, size
+from engine_shim.reference.native_reads import can_read_natively
 from engine_shim.reference.serve import model_config
 
 MIB: Final = 1 << 20
@@ -56,6 +57,12 @@ class DemoFailed(RuntimeError):
     """An engine refused or ended; the text says which and why."""
 
 
+def hit_rate(figures: Mapping[str, float]) -> float:
+    """Share of selected rows that were in the hot buffer."""
+    used = figures["hot_hits"] + figures["hot_misses"] + figures["hot_scratch"]
+    return figures["hot_hits"] / used if used else 0.0
+
+
 @dataclass(slots=True)
 class Request:
     """One request's way through both engines."""
@@ -63,6 +70,11 @@ class Request:
     name: str
     prefilled: od.Prefilled
     decoded: od.Decoded
+
+    @property
+    def hot_hit_rate(self) -> float:
+        """Share of the distinct rows of its steps' selections that were in the hot buffer."""
+        return hit_rate(self.decoded.figures)
 
 
 @dataclass(slots=True)
@@ -108,6 +120,7 @@ class Demo:
         self._undo = ExitStack()
         config = model_config(options.model, options.seed, options.max_tokens)
         self._config: ModelConfig = config
+        self._native = can_read_natively(config, options.width)
 
     def run(self) -> DemoResult:
         """Everything, in order.
@@ -157,9 +170,9 @@ class Demo:
         self._show.step("a prefill and a decode engine, each a process of its own")
         self._prefill = self._start_prefill()
         port = free_port()
-        self._decode = self._engine(
-            "decode", self._decode_kvd, "--kv-port", str(port), "--max-width", str(options.width)
-        )
+        reads = "native" if self._native else "torch"
+        decode = ("--kv-port", str(port), "--max-width", str(options.width), "--reads", reads)
+        self._decode = self._engine("decode", self._decode_kvd, *decode)
         self._result.prefill_ready = self._prefill.wait_ready()
         self._result.decode_ready = self._decode.wait_ready()
         buffers = size(self._result.prefill_ready.device_bytes)
@@ -236,7 +249,14 @@ class Demo:
             f"decoded {len(decoded.tokens)} tokens in {decoded.num_steps} steps and "
             f"{decoded.seconds:.1f} s; its rows were waited for {1e3 * decoded.waited_s:.0f} ms"
         )
-        self._result.requests.append(Request(name, prefilled, decoded))
+        request = Request(name, prefilled, decoded)
+        figures = decoded.figures
+        self._show.fact(
+            f"{100 * request.hot_hit_rate:.1f} % of its rows were hits, "
+            f"{figures['hot_merged_misses']:.0f} misses merged, "
+            f"{100 * figures['hot_overlap']:.0f} % of the loads hidden"
+        )
+        self._result.requests.append(request)
 
     def _figures(self) -> None:
         """The engines' own figures, before one of them is killed."""
@@ -284,6 +304,7 @@ class Demo:
                     options.num_new,
                     options.chunk,
                     lambda done, total: follow(od.Progress("resident", done, total)),
+                    native=self._native,
                 )
             runs.append(run)
         self._result.resident = [runs[0], runs[1], runs[0]]

@@ -154,6 +154,11 @@ def report_in(output: Any) -> StepReport | None:
     return None
 
 
+def forget_prefixes(kv_cache_manager: Any) -> None:
+    """Let no request find blocks that others have computed; who has them keeps them."""
+    kv_cache_manager.evict_blocks(set(range(kv_cache_manager.block_pool.num_gpu_blocks)))
+
+
 def add_layer_hooks(
     vllm_config: Any, layer_of: Mapping[str, int], before: Callable[[int], None]
 ) -> None:

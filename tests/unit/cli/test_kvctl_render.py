@@ -32,6 +32,7 @@ from kvd.server.views_tables import (
     engine_page,
     slot_page,
 )
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 from tests.unit.server.fake_node import SECOND, STRIDE, WALL, FakeNode, ref, region
 
 HERE = Path(__file__).parent / "golden"
@@ -137,9 +138,23 @@ def configured_node() -> FakeNode:
     )
 
 
+def decoding_node() -> FakeNode:
+    """A decode engine with two indexer layers and two requests."""
+    node = FakeNode()
+    layers = [LayerFigures(0, 900, 100, 40, 12.5, 0.75), LayerFigures(4, 70, 0, 0)]
+    requests = [
+        RequestFigures("chatcmpl-17", 30, 800, 90, 40, 25.0, 0.5, layers),
+        RequestFigures("[red]evil[/red]", 3, 0, 0, 0),
+    ]
+    node.hot[str(node.join(ref("decode-0", "worker0")))] = (layers, requests)
+    return node
+
+
 def contents() -> dict[str, RenderableType]:
-    busy = busy_node()
+    busy, decoding = busy_node(), decoding_node()
     return {
+        "status_decoding": render(look(decoding)),
+        "engines_decoding": render(run_now(engine_page(decoding, EngineQuery()))),
         "status_busy": render(look(busy)),
         "status_starting": render(look(fresh_node())),
         "status_stuck": render(look(stuck_node())),

@@ -12,6 +12,7 @@ import pytest
 
 from engine_shim.client import KvdClient, KvdRefused, LinkState
 from kvd.wire import messages as msg
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 from tests.unit.client.fake_kvd import POOL_BYTES, FakeKvd, raw
 from tests.unit.client.waiting import refusal, until
 
@@ -252,7 +253,8 @@ def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) ->
     client.expect("t", "g", [1, 2], 7, 3, 1.5)
     assert client.await_transfer("t") == 7
     client.drop_transfer("t", peer="h:1")
-    client.stats({"steps": 2.0})
+    layer = LayerFigures(3, 9, 1, 2, 4.5, 0.8)
+    client.stats({"steps": 2.0}, layers=[layer], requests=[RequestFigures("r", 5, 9, 1, 2)])
     told = [
         (type(frame).__name__, [getattr(frame, name) for name in frame.__struct_fields__[3:]])
         for frame in kvd.frames[1:]
@@ -269,7 +271,7 @@ def test_every_operation_says_what_it_is_told(connect: Connect, kvd: FakeKvd) ->
         ("Expect", ["t", "g", [1, 2], 7, 3, 1500]),
         ("AwaitTransfer", ["t"]),
         ("DropTransfer", ["t", "h:1"]),
-        ("Stats", [{"steps": 2.0}]),
+        ("Stats", [{"steps": 2.0}, [layer], [RequestFigures("r", 5, 9, 1, 2, 0.0, None, [])]]),
     ]
 
 

@@ -234,6 +234,28 @@ def test_memory_of_the_old_kvd_is_unmapped_once_nobody_looks_at_it(
     assert client.statistics().mappings_retired == 0
 
 
+@pytest.mark.parametrize("has_view", [False, True])
+def test_a_region_that_is_forgotten_is_unmapped_without_a_word_to_kvd(
+    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd], has_view: bool
+) -> None:
+    client = connect()
+    region = client.region_create("g", 1, 1, 1, 1)
+    if has_view:
+        view = region.view()
+        kvds.append(kvd.successor())
+        attached(client, 2)
+        until(lambda: client.statistics().mappings_retired == 1)
+        assert not region.closed
+        view.release()
+    asked = len(kvds[-1].frames)
+    client.region_forget("g")
+    until(lambda: region.closed)
+    until(lambda: client.statistics().mappings_retired == 0)
+    assert len(kvds[-1].frames) == asked
+    assert client.region_create("g", 1, 1, 1, 1) is not region
+    client.region_forget("another")
+
+
 def test_view_that_is_alive_at_the_end_is_named_and_close_can_be_called_again(
     connect: Connect,
 ) -> None:

@@ -87,6 +87,36 @@ def test_waiting_for_late_loads_is_no_overlap() -> None:
     rig.close()
 
 
+def test_what_one_request_waits_is_not_held_against_the_copies_of_another() -> None:
+    """Requests take turns in each layer; both are sampled in the same step, or neither is."""
+    rig = HotRig((Rule(Delay(5 * MS), stream="hot", kind="copy"),), slots=6)
+    handles = [rig.open("a"), rig.open("b", first=5)]
+    for at in range(STEPS):
+        position = TOKENS + at
+        plans = []
+        for handle in handles:
+            rig.begin(handle, 0, position)
+            # The second one selects what it wrote last: nothing is copied for it.
+            chosen = [[at % 6, 7]] if handle is handles[0] else [[position - 1, position]]
+            plans.append(rig.hot.select(handle, 0, chosen))
+        for layer in (0, 1):
+            for handle, plan in zip(handles, plans, strict=True):
+                rig.hot.ready(handle, layer, plan)
+                if layer:
+                    rig.append(handle, layer, position)
+    first, second = (rig.hot.figures_of(handle)[0] for handle in handles)
+    assert (first.steps, first.sampled) == (second.steps, second.sampled) == (STEPS, 1)
+    assert first.overlap < 0.9
+    assert (second.copied_ns, second.overlap) == (0, 1.0)
+    whole = rig.hot.statistics().groups[0]
+    assert whole.waited_ns == first.waited_ns + second.waited_ns
+    assert whole.rows == first.rows + second.rows
+    for handle in handles:
+        rig.hot.close(handle)
+    assert rig.hot.statistics().groups[0] == whole
+    rig.close()
+
+
 def test_a_buffer_s_next_request_finds_and_counts_nothing_of_the_last_one() -> None:
     rig = HotRig()
     for number in range(6):

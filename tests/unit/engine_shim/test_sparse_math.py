@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine_shim.vllm import sparse_math
 
@@ -112,3 +115,28 @@ def test_attention_sees_the_valid_rows_alone() -> None:
                 share / sum(shares) * rows[t, k, :8] for share, k in zip(shares, seen, strict=True)
             )
             assert torch.allclose(out[t, n], torch.as_tensor(wanted), atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_attention_in_parts_is_that_over_all_rows(data: st.DataObject) -> None:
+    """Whatever rows come in which part, and whatever stands in those of others."""
+    queries, count, num_parts = (data.draw(st.integers(1, most)) for most in (4, 24, 4))
+    torch.manual_seed(data.draw(st.integers(0, 1 << 30)))
+    width, latent, scale = 12, 8, data.draw(st.sampled_from([0.1, 1.0, 30.0]))
+    valid = torch.rand(queries, count) < 0.7
+    valid[:, 0] = True
+    q, rows = torch.randn(queries, 3, width), torch.randn(queries, count, width)
+    of_part = torch.randint(0, num_parts, (queries, count))
+
+    def parts() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(num_parts):
+            mine = valid & (of_part == number)
+            some = mine.any(0)  # none at all, at times
+            if bool(some.any()):
+                others = ~mine[:, some]
+                yield rows[:, some].masked_fill(others[..., None], float("nan")), mine[:, some]
+
+    whole = sparse_math.attention(q, rows, valid, scale, latent)
+    got = sparse_math.attention_in_parts(q, parts(), scale, latent)
+    assert torch.allclose(got, whole, rtol=0, atol=1e-5 * float(whole.abs().max()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,94 +10,36 @@ import torch
 from torch import Tensor
 
 from engine_shim.device import DeviceError
-from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from engine_shim.hot import HoleError
 from engine_shim.reference.cache import ResidentCache
-from engine_shim.reference.config import tiny
 from engine_shim.reference.drafts import Drafter, PromptLookup
-from engine_shim.reference.generate import Decoded, decode, prefill
-from engine_shim.reference.hot_cache import HotCache, HotStore, region_layout
+from engine_shim.reference.generate import decode
+from engine_shim.reference.hot_cache import HotCache, HotStore
 from engine_shim.reference.model import SparseModel
-from engine_shim.testing import Delay, Fail, FaultyDevice, Late, Rule
+from engine_shim.testing import Delay, Fail, Late, Rule
+from tests.unit.reference.cache_rig import (
+    CONFIG,
+    HOT,
+    LENGTHS,
+    NEW,
+    NUM_BLOCKS,
+    TOPK,
+    WIDTH,
+    HalfRight,
+    Rig,
+    Truth,
+    land,
+    prompt_of,
+)
 
 pytestmark = pytest.mark.engine
 
-SECOND = 1_000_000_000
-CONFIG = tiny()
-TOPK = CONFIG.index_topk
-BLOCK = 8
-NUM_BLOCKS = 40
-HOT = 32
-WIDTH = 4
-NEW = 12
-
 
 @pytest.fixture(scope="module")
-def model() -> SparseModel:
-    """Give the model of unit tests."""
-    return SparseModel(CONFIG)
-
-
-class Rig:
-    """A store on a device of its own, and what it stands on."""
-
-    def __init__(
-        self, slots: int = HOT, rules: Sequence[Rule] = (), *, track_rows: bool = False
-    ) -> None:
-        self.layout = region_layout(CONFIG, NUM_BLOCKS, BLOCK)
-        self.device = FaultyDevice(CpuDevice(), rules)
-        self.region = MemfdMemory(self.layout.num_bytes, "region")
-        size = len(CONFIG.index_layers) * NUM_BLOCKS * BLOCK * CONFIG.index_row_bytes
-        self.index = MemfdMemory(size, "index")
-        self.store = self.make_store(slots, track_rows=track_rows)
-        self.free = random.Random(slots).sample(range(NUM_BLOCKS), NUM_BLOCKS)
-        self.blocks: dict[str, list[int]] = {}
-
-    def make_store(
-        self, slots: int, *, track_rows: bool = False, writes_region: bool = True
-    ) -> HotStore:
-        return HotStore(
-            CONFIG,
-            self.device,
-            self.region.mapping,
-            self.layout,
-            slots=slots,
-            num_buffers=2,
-            max_step_tokens=WIDTH,
-            index_memory=self.index,
-            track_rows=track_rows,
-            writes_region=writes_region,
-        )
-
-    def open(self, name: str, num_tokens: int, source: ResidentCache | None) -> HotCache:
-        """Open a request on scattered blocks, with the rows of `source`."""
-        self.blocks[name] = [self.free.pop() for _ in range(0, num_tokens + NEW + WIDTH, BLOCK)]
-        cache = self.store.open(name, self.blocks[name])
-        if source is not None:
-            land(cache, source, num_tokens)
-        return cache
-
-    def end(self, name: str, cache: HotCache) -> None:
-        """Close a request; its blocks may be another's next."""
-        cache.close()
-        self.free.extend(self.blocks.pop(name))
-
-    def close(self) -> None:
-        self.store.close()
-        self.index.close()
-        self.region.close()
-        self.device.close(10 * SECOND)
-
-
-def land(cache: HotCache, source: ResidentCache, num_tokens: int) -> None:
-    """Hand the rows of a prompt over."""
-    positions = torch.arange(num_tokens)
-    for layer in range(CONFIG.num_layers):
-        main = source.gather(layer, positions.unsqueeze(0))[0]
-        has_index = layer in CONFIG.index_layers
-        index = source.index_keys(layer, num_tokens) if has_index else None
-        cache.land(layer, positions, main, index)
+def truth(model: SparseModel) -> Truth:
+    """Give what is right when rows are read in torch."""
+    return Truth(model)
 
 
 class Compared:
@@ -140,57 +81,6 @@ class Compared:
     def truncate(self, num_tokens: int) -> None:
         self.resident.truncate(num_tokens)
         self.hot.truncate(num_tokens)
-
-
-class HalfRight:
-    """Drafts that are right for a while: what comes, with every third token changed."""
-
-    def __init__(self, coming: Sequence[int]) -> None:
-        self.coming = list(coming)
-
-    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        drafts = self.coming[len(tokens) : len(tokens) + count]
-        return [
-            (draft + 1) % 256 if (len(tokens) + at) % 3 == 0 else draft
-            for at, draft in enumerate(drafts)
-        ]
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Make a prompt of random bytes."""
-    draw = random.Random(f"{seed}/{length}")
-    return [draw.randrange(256) for _ in range(length)]
-
-
-class Truth:
-    """What decoding over a resident cache gives, one token a step; kept for all tests."""
-
-    def __init__(self, model: SparseModel) -> None:
-        self.model = model
-        self._caches: dict[tuple[int, ...], ResidentCache] = {}
-        self._decoded: dict[tuple[int, ...], Decoded] = {}
-
-    def rows(self, prompt: list[int]) -> ResidentCache:
-        """A resident cache with the rows of the prompt and no others."""
-        key = tuple(prompt)
-        if key not in self._caches:
-            self._caches[key] = ResidentCache(CONFIG, len(prompt) + NEW + WIDTH)
-            prefill(self.model, self._caches[key], prompt, chunk=32)
-        self._caches[key].truncate(len(prompt))
-        return self._caches[key]
-
-    def decoded(self, prompt: list[int]) -> Decoded:
-        """What comes after the prompt."""
-        key = tuple(prompt)
-        if key not in self._decoded:
-            self._decoded[key] = decode(self.model, self.rows(prompt), prompt, NEW)
-        return self._decoded[key]
-
-
-@pytest.fixture(scope="module")
-def truth(model: SparseModel) -> Truth:
-    """Give what is right."""
-    return Truth(model)
 
 
 def test_store_that_cannot_be() -> None:
@@ -252,11 +142,6 @@ def test_closed_store() -> None:
     rig.close()
     with pytest.raises(ValueError, match="the hot buffers are closed"):
         rig.store.hot_rows(0, 0)
-
-
-LENGTHS = sorted(
-    {1, 2, *(it + off for it in (BLOCK, TOPK, HOT, 2 * HOT) for off in (-1, 0, 1)), 150}
-)
 
 
 @pytest.mark.slow

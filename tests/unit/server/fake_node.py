@@ -16,6 +16,7 @@ from kvd.core.state import Limits, Settings, State
 from kvd.memory.region import RegionSnapshot
 from kvd.server.node_view import Holding, LinkInfo, Phase, SessionInfo
 from kvd.store.dict_index import DictIndex
+from kvd.wire.hot_figures import LayerFigures, RequestFigures
 
 SECOND = 1_000_000_000
 STRIDE = 4096
@@ -66,6 +67,7 @@ class FakeNode:
     the_links: list[LinkInfo] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     the_stats: dict[str, dict[str, float]] = field(default_factory=dict)
+    hot: dict[str, tuple[list[LayerFigures], list[RequestFigures]]] = field(default_factory=dict)
     rows: list[ConfigRow] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=lambda: {"rss_bytes": 2.0**20})
 
@@ -100,6 +102,9 @@ class FakeNode:
 
     def stats(self) -> dict[str, dict[str, float]]:
         return self.the_stats
+
+    def hot_figures(self) -> dict[str, tuple[list[LayerFigures], list[RequestFigures]]]:
+        return self.hot
 
     def config_rows(self) -> list[ConfigRow]:
         return self.rows
