@@ -43,6 +43,10 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/vllm/test_scheduler_side.py",
             "tests/unit/engine_shim/vllm/test_scheduler_failures.py",
         ),
+        "connector region": (
+            "tests/unit/engine_shim/vllm/test_sparse_scheduler.py",
+            "tests/unit/engine_shim/vllm/test_sparse_memory.py",
+        ),
         "connector worker": ("tests/unit/engine_shim/vllm/test_worker_side.py",),
         "connector drafts": ("tests/unit/engine_shim/vllm/test_worker_drafts.py",),
         "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
