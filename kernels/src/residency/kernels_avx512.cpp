@@ -186,8 +186,8 @@ KVD_TARGET int32_t lookup(const Table& table, const int32_t* positions, int32_t 
   const __m512i all_bits = _mm512_set1_epi32(static_cast<int32_t>(kGenerationMax));
   const __m512i num_slots = _mm512_set1_epi32(table.slots);
   const __m512i none = _mm512_set1_epi32(kNoWinner);
-  uint8_t* const stamps = table.stamps;
-  const uint8_t step = table.head->step;
+  Stamp* const stamps = table.stamps;
+  const Stamp used = table.head->step | kChance;
   int32_t num_missed = 0;
   ask_for(table, positions, std::min(n, kAhead));
   for (int32_t at = 0; at < n; at += kStride) {
@@ -205,7 +205,7 @@ KVD_TARGET int32_t lookup(const Table& table, const int32_t* positions, int32_t 
     alignas(64) int32_t marked[kLanes];  // a miss marks the slot behind the last
     _mm512_store_si512(marked, _mm512_mask_mov_epi32(num_slots, hit, slots));
 #pragma GCC unroll 16
-    for (int32_t lane = 0; lane < kStride; ++lane) stamps[marked[lane]] = step;
+    for (int32_t lane = 0; lane < kStride; ++lane) stamps[marked[lane]] = used;
     const __m512i absent = _mm512_mask_xor_epi32(none, valid, wanted, _mm512_set1_epi32(-1));
     _mm512_mask_storeu_epi32(winners + at, inside, _mm512_mask_mov_epi32(absent, hit, slots));
     const __mmask16 missing = valid & static_cast<__mmask16>(~hit);

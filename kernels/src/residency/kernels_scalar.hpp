@@ -70,7 +70,7 @@ inline int32_t lookup_scalar(const Table& table, const int32_t* positions, int32
     const int32_t position = positions[at];
     const bool is_given = position != kPadding;
     const int32_t slot = is_given ? table.find(position) : kAbsent;
-    if (slot != kAbsent) table.mark(slot);
+    if (slot != kAbsent) table.mark_hit(slot);
     winners[at] = slot != kAbsent ? slot : is_given ? ~position : kNoWinner;
     missed[num_missed] = at;
     num_missed += is_given && slot == kAbsent;

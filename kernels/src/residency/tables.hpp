@@ -10,8 +10,10 @@
 // void at once. So a look-up touches one line, hit or miss, whatever the number of slots. Zeroed
 // memory is an empty table.
 //
-// A slot that this step uses is stamped with the step's number. A victim is the next slot from the
-// clock's hand on with another stamp: what the step uses is stamped first, so it evicts none of it.
+// A slot that this step uses is stamped with the step's number, and with a chance if it was hit. The
+// clock's hand passes the slots with this step's stamp, takes the chance of another that has one,
+// and stops at one that has none: the victim. What the step uses is stamped first, so it evicts none
+// of it.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +40,13 @@ constexpr int32_t slot_in(Hint hint) noexcept {
 }
 constexpr uint32_t generation_in(Hint hint) noexcept { return hint & kGenerationMax; }
 
+// What a slot is stamped with: step above, and in the lowest bit whether it has a chance. After the
+// last step all of them keep that bit alone, once every 127 steps.
+using Stamp = uint8_t;
+constexpr Stamp kChance = 1;
+constexpr Stamp kStampNext = 2;  // from a step to the next
+constexpr Stamp kStampMax = UINT8_MAX - kChance;
+
 // Rows since the object was made; see engine_shim.hot_residency.HotStatistics.
 struct Counts {
   int64_t selected;
@@ -60,7 +69,7 @@ struct alignas(64) Header {
   int32_t fresh_start, fresh_end;  // rows that this step writes
   int32_t all_used;     // whether this step was seen to use all slots
   uint32_t carries;     // bit per query: it has a threshold
-  uint8_t step;         // number of this step, from 1 to 255; then all stamps are cleared
+  Stamp step;           // stamp of what this step uses, without a chance
   float thresholds[kQueriesMax];
   Counts counts;
 };
@@ -70,7 +79,7 @@ struct Table {
   Header* head;
   int32_t* tokens;    // [slots], kAbsent in an emptied slot
   int32_t* free;      // [slots], a stack
-  uint8_t* stamps;    // [slots], and one more for what has no slot
+  Stamp* stamps;      // [slots], and one more for what has no slot
   Hint* cache_slots;  // [positions_max]
   int32_t slots;
   int32_t positions_max;
@@ -81,7 +90,7 @@ struct Table {
     const bool is_resident = generation_in(hint) == head->generation && slot_in(hint) < slots;
     return is_resident ? slot_in(hint) : kAbsent;
   }
-  void mark(int32_t slot) const noexcept { stamps[slot] = head->step; }
+  void mark_hit(int32_t slot) const noexcept { stamps[slot] = head->step | kChance; }
   bool is_fresh(int32_t position) const noexcept {
     return head->fresh_start <= position && position < head->fresh_end;
   }
@@ -89,8 +98,8 @@ struct Table {
   void begin_step() noexcept;
   // Rows [start, end) that this step writes get slots, the newest first.
   void admit(int32_t start, int32_t end) noexcept;
-  // Slots for up to `wanted` rows, free ones first, then victims; returns how many there are.
-  // What is behind them in `slots_out` is undefined.
+  // Slots for up to `wanted` rows, which use them, free ones first, then victims; returns how many
+  // there are. What is behind them in `slots_out` is undefined.
   int32_t take_slots(int32_t wanted, int32_t* slots_out) noexcept;
   void put(int32_t slot, int32_t position) noexcept;
   int64_t invalidate_from(int32_t position);
