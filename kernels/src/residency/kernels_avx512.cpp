@@ -4,11 +4,12 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define KVD_TARGET __attribute__((target("avx512f,avx512dq")))
+#define KVD_TARGET __attribute__((target("avx512f,avx512dq,bmi,popcnt")))
 
 namespace kvd::residency {
 namespace {
 
+// What is compressed goes through a register: some CPUs take a hundred cycles to compress to memory.
 constexpr int64_t kLanes = 16;
 
 KVD_TARGET inline __mmask16 first_lanes(int64_t count) {
@@ -152,8 +153,10 @@ KVD_TARGET void emit(const Candidates& found, int64_t n, uint32_t kth, int64_t k
         lowest(_mm512_mask_cmpeq_epi32_mask(inside, keys, last), ties);
     ties -= count_of(tied);
     const __mmask16 kept = tied | _mm512_mask_cmpgt_epu32_mask(inside, keys, last);
-    _mm512_mask_compressstoreu_epi32(positions + count, kept, where);
-    count += count_of(kept);
+    const int64_t many = count_of(kept);
+    _mm512_mask_storeu_epi32(positions + count, first_lanes(many),
+                             _mm512_maskz_compress_epi32(kept, where));
+    count += many;
   }
 }
 
@@ -171,6 +174,10 @@ KVD_TARGET Inspection inspect(const int32_t* positions, int64_t n) {
     is_ascending &= _mm512_mask_cmple_epi32_mask(followed, next, part) == 0;
   }
   return {_mm512_reduce_max_epu32(ends), is_ascending};
+}
+
+KVD_TARGET int32_t list(PositionSet& set, int32_t end, int32_t* positions) {
+  return set.list(end, positions);
 }
 
 inline void ask_for(const Table& table, const int32_t* positions, int32_t count) {
@@ -209,13 +216,13 @@ KVD_TARGET int32_t lookup(const Table& table, const int32_t* positions, int32_t 
     const __m512i absent = _mm512_mask_xor_epi32(none, valid, wanted, _mm512_set1_epi32(-1));
     _mm512_mask_storeu_epi32(winners + at, inside, _mm512_mask_mov_epi32(absent, hit, slots));
     const __mmask16 missing = valid & static_cast<__mmask16>(~hit);
-    _mm512_mask_compressstoreu_epi32(missed + num_missed, missing, lanes_from(at));
+    _mm512_storeu_si512(missed + num_missed, _mm512_maskz_compress_epi32(missing, lanes_from(at)));
     num_missed += static_cast<int32_t>(count_of(missing));
   }
   return num_missed;
 }
 
-constexpr Kernel kAvx512{"avx512", scan, partition, emit, inspect, lookup};
+constexpr Kernel kAvx512{"avx512", scan, partition, emit, inspect, list, lookup};
 
 }  // namespace
 

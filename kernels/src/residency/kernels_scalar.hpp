@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels.hpp"
+#include "position_set.hpp"
 #include "tables.hpp"
 
 namespace kvd::residency {
@@ -58,6 +59,10 @@ inline Inspection inspect_scalar(const int32_t* positions, int64_t n) {
     is_ascending &= at == 0 || positions[at - 1] < positions[at];
   }
   return {end, is_ascending};
+}
+
+inline int32_t list_scalar(PositionSet& set, int32_t end, int32_t* positions) {
+  return set.list(end, positions);
 }
 
 inline int32_t lookup_scalar(const Table& table, const int32_t* positions, int32_t n,
