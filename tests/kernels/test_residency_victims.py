@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from bench.sparse_traces import DrawnTrace
 from kvd_kernels.residency_reference import Table
-from tests.kernels.residency_cases import KERNELS, Pair, as_ints
-
-every_kernel = pytest.mark.parametrize("kernel", KERNELS)
+from tests.kernels.residency_cases import Pair, as_ints, every_kernel, every_layout
 
 # A clock must not miss more than this for each miss of exact LRU.
 MISSED_MOST = 1.06
@@ -92,10 +90,13 @@ def test_a_new_row_has_no_chance_until_it_is_hit() -> None:
 
 
 @every_kernel
+@every_layout
 @pytest.mark.parametrize("slots", [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65])
-def test_hand_stops_within_and_at_the_ends_of_what_it_sees_at_once(kernel: str, slots: int) -> None:
+def test_hand_stops_within_and_at_the_ends_of_what_it_sees_at_once(
+    kernel: str, layout: str, slots: int
+) -> None:
     draw = random.Random(slots)
-    pair = Pair(slots, kernel=kernel)
+    pair = Pair(slots, kernel=kernel, layout=layout)
     pair.begin_step()
     pair.select(list(range(min(slots, 64))))
     for _ in range(60):
@@ -104,9 +105,10 @@ def test_hand_stops_within_and_at_the_ends_of_what_it_sees_at_once(kernel: str, 
 
 
 @every_kernel
-def test_chances_outlast_the_numbers_of_steps(kernel: str) -> None:
+@every_layout
+def test_chances_outlast_the_numbers_of_steps(kernel: str, layout: str) -> None:
     for idle in range(STEPS_TO_WRAP):
-        pair = Pair(10, kernel=kernel)
+        pair = Pair(10, kernel=kernel, layout=layout)
         pair.begin_step()
         pair.select(list(range(10)))
         pair.begin_step()

@@ -74,7 +74,10 @@ int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
   int32_t taken = 0;
   while (taken < wanted && head->num_free > 0) slots_out[taken++] = free[--head->num_free];
   while (taken < wanted && head->num_touched < slots) slots_out[taken++] = head->num_touched++;
-  for (int32_t at = 0; at < taken; ++at) stamps[slots_out[at]] = head->step;
+  for (int32_t at = 0; at < taken; ++at) {
+    stamps[slots_out[at]] = head->step;
+    tokens[slots_out[at]] = kAbsent;
+  }
   if (taken == wanted || head->all_used != 0) return taken;
   const int32_t evicted = victims(wanted - taken, slots_out + taken);
   head->all_used = evicted < wanted - taken;
@@ -97,20 +100,50 @@ int32_t Table::victims(int32_t wanted, int32_t* slots_out) noexcept {
     left -= many;
     slot = slot + many == slots ? 0 : slot + many;
   }
-  for (int32_t at = 0; at < count; ++at) __builtin_prefetch(cache_slots + tokens[slots_out[at]], 1);
+  if (!has_index()) {  // whose lines the look-up has read
+    for (int32_t at = 0; at < count; ++at) ask_for(tokens[slots_out[at]]);
+  }
   if (count > 0) head->hand = (slots_out[count - 1] + 1) % slots;
-  for (int32_t at = 0; at < count; ++at) cache_slots[tokens[slots_out[at]]] = 0;
+  for (int32_t at = 0; at < count; ++at) {
+    forget(tokens[slots_out[at]]);
+    tokens[slots_out[at]] = kAbsent;
+  }
   return count;
 }
 
 void Table::put(int32_t slot, int32_t position) noexcept {
   tokens[slot] = position;
-  cache_slots[position] = hint_of(slot, head->generation);
+  if (!has_index()) {
+    cache_slots[position] = hint_of(slot, head->generation);
+  } else if (!index.put(position, slot)) {
+    index_anew();
+  }
   head->reached = std::max(head->reached, position + 1);
 }
 
+void Table::forget(int32_t position) noexcept {
+  if (has_index()) {
+    index.drop(position);
+  } else {
+    cache_slots[position] = 0;
+  }
+}
+
+// Hardly any positions fill so many neighbouring lines; with another multiplier those fill others.
+void Table::index_anew() noexcept {
+  bool fits = false;
+  while (!fits) {
+    index.multiplier = SlotIndex::multiplier_of(++head->turn);
+    index.clear();
+    fits = true;
+    for (int32_t slot = 0; slot < head->num_touched && fits; ++slot) {
+      if (tokens[slot] != kAbsent) fits = index.put(tokens[slot], slot);
+    }
+  }
+}
+
 void Table::empty_slot(int32_t slot) noexcept {
-  cache_slots[tokens[slot]] = 0;
+  forget(tokens[slot]);
   tokens[slot] = kAbsent;
   free[head->num_free++] = slot;
 }
@@ -141,7 +174,9 @@ int64_t Table::invalidate_from(int32_t position) {
 
 void Table::reset() noexcept {
   begin_step();
-  if (head->generation == kGenerationMax) {
+  if (has_index()) {
+    index.clear();
+  } else if (head->generation == kGenerationMax) {
     std::fill(cache_slots, cache_slots + positions_max, Hint{0});
     head->generation = 0;
   }
@@ -173,13 +208,20 @@ std::vector<std::string> Table::check() const {
     }
   }
   if (num_resident + head->num_free != head->num_touched) wrong.push_back("a slot is lost");
+  if (has_index() && index.count() != num_resident) {
+    wrong.push_back("the index has " + std::to_string(index.count()) + " words for " +
+                    std::to_string(num_resident) + " rows");
+  }
   return wrong;
 }
 
-Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max)
+Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max, Layout layout)
     : num_tables_(num_tables),
       slots_(static_cast<int32_t>(slots)),
       positions_max_(static_cast<int32_t>(positions_max)),
+      has_index_(layout == Layout::kBySize
+                     ? 4 * int64_t{IndexLine::kWords} << SlotIndex::bits_for(slots) <= positions_max
+                     : layout == Layout::kIndex),
       table_bytes_([this] {
         Carver counting(nullptr);
         carve(counting);
@@ -198,7 +240,13 @@ Table Tables::carve(Carver& carver) const noexcept {
   table.tokens = carver.take<int32_t>(static_cast<size_t>(slots_));
   table.free = carver.take<int32_t>(static_cast<size_t>(slots_));
   table.stamps = carver.take<Stamp>(static_cast<size_t>(slots_) + 1);
-  table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));
+  if (has_index_) {
+    table.index.bits = SlotIndex::bits_for(slots_);
+    const auto num_words = static_cast<size_t>(table.index.num_words() + IndexLine::kWords);
+    table.index.words = carver.take<uint32_t>(num_words);
+  } else {
+    table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));
+  }
   table.slots = slots_;
   table.positions_max = positions_max_;
   return table;
@@ -210,6 +258,7 @@ Table Tables::table(int64_t number) const noexcept {
                 static_cast<size_t>(number) * table_bytes_);
   Table table = carve(carver);
   table.head = heads + number;
+  table.index.multiplier = SlotIndex::multiplier_of(table.head->turn);
   return table;
 }
 
