@@ -39,8 +39,9 @@ LOCKS: Final = ("base", "build", "dev")
 PLATFORMS: Final = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
 TESTS: Final = (
     *("host_block_index", "host_copy", "host_crc32c", "host_gate", "host_header_scan", "host_sums"),
-    *("host_team", "host_unlink", "residency_tables", "residency_threads", "residency_top_k"),
-    *("rows_attention", "rows_copy", "rows_scores", "rows_threads"),
+    *("host_team", "host_unlink", "residency_index", "residency_tables", "residency_threads"),
+    *("residency_top_k", "residency_victims", "rows_attention", "rows_copy", "rows_scores"),
+    "rows_threads",
 )
 NOT_EMULATED: Final = "not imports_neither"
 """A program that starts its own interpreter again starts one that this processor cannot run."""

@@ -30,7 +30,7 @@ class Baselines:
         built = folder / "sparse_baselines.so"
         subprocess.run(["c++", *FLAGS, str(SOURCE), "-o", str(built)], check=True, timeout=120)
         self._library = ctypes.CDLL(str(built))
-        for name in ("marks_new", "scan_new", "lru_new", "clock_new"):
+        for name in ("marks_new", "scan_new", "lru_new"):
             getattr(self._library, name).restype = ctypes.c_void_p
         self._library.read_scores.restype = ctypes.c_float
 
@@ -44,11 +44,7 @@ class Baselines:
 
     def lru(self, slots: int, positions_max: int) -> MissCounter:
         """Make a buffer that only counts what exact LRU misses."""
-        return MissCounter(self._library, "lru", slots, positions_max)
-
-    def second_chance(self, slots: int, positions_max: int) -> MissCounter:
-        """Make a buffer that only counts what a clock with a second chance misses."""
-        return MissCounter(self._library, "clock", slots, positions_max)
+        return MissCounter(self._library, slots, positions_max)
 
     def read(self, scores: Floats) -> None:
         """Read scores once."""
@@ -75,17 +71,17 @@ class LruScan:
 
 
 class MissCounter:
-    """A buffer that only counts what a policy misses."""
+    """A buffer that only counts what exact LRU misses."""
 
-    def __init__(self, library: ctypes.CDLL, policy: str, slots: int, positions_max: int) -> None:
+    def __init__(self, library: ctypes.CDLL, slots: int, positions_max: int) -> None:
         """All slots are empty."""
-        self._step = getattr(library, f"{policy}_step")
-        self._buffer = ctypes.c_void_p(getattr(library, f"{policy}_new")(slots, positions_max))
-        self._delete = weakref.finalize(self, getattr(library, f"{policy}_delete"), self._buffer)
+        self._library = library
+        self._buffer = ctypes.c_void_p(library.lru_new(slots, positions_max))
+        self._delete = weakref.finalize(self, library.lru_delete, self._buffer)
 
     def misses(self, selected: Ints) -> int:
         """Return the misses among distinct positions."""
-        return int(self._step(self._buffer, address_of(selected), len(selected)))
+        return int(self._library.lru_step(self._buffer, address_of(selected), len(selected)))
 
 
 class TorchResidency:

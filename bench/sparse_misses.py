@@ -1,7 +1,7 @@
 """Cases of bench.sparse: what hot buffers miss, on drawn traces and on recorded ones.
 
-Every policy sees the same selections: ours beside exact LRU, and beside it what a second chance in
-the clock would give. The recorded ones are those of `bench.sparse_record`.
+Our clock with a second chance sees the same selections as exact LRU, which needs a list. The
+recorded ones are those of `bench.sparse_record`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ STEPS: Final = 150
 WIDTH: Final = 4
 SLOTS: Final = (4096, 8192)
 RECORDED_SLOTS: Final = (2, 4, 8)  # in selections
-MISSED_MOST: Final = 1.3
-"""Misses for each one of exact LRU."""
+MISSED_MOST: Final = 1.08
+"""Misses for each one of exact LRU: 0.98 to 1.05 were seen, and which rows a decode selects follows
+the rounding of the CPU it runs on."""
 
 PERCENT: Final = 100.0
 
@@ -45,7 +46,6 @@ class Missed:
 
     ours: float
     lru: float
-    second_chance: float
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,12 +61,12 @@ def cases(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         baselines = Baselines(Path(folder))
         for name, slots, steps in drawn():
-            rows += misses(baselines, f"{slots} slots {name}", slots, steps)
+            rows.append(misses(baselines, f"{slots} slots {name}", slots, steps))
         for name, steps in recorded(arguments.trace):
             rows.append(adjacent_overlap(name, steps))
             k = max(len(row) for step in steps for row in step)
             for slots in (many * k for many in RECORDED_SLOTS):
-                rows += misses(baselines, f"{slots} slots {name}", slots, steps)
+                rows.append(misses(baselines, f"{slots} slots {name}", slots, steps))
     return rows
 
 
@@ -107,45 +107,37 @@ def adjacent_overlap(name: str, steps: Steps) -> Row:
     return measure(f"{name} overlap of adjacent steps", "kept", [statistics.fmean(shares)], unit="")
 
 
-def misses(baselines: Baselines, name: str, slots: int, steps: Steps) -> list[Row]:
-    """Return what is missed beside exact LRU: ours, and with a second chance."""
+def misses(baselines: Baselines, name: str, slots: int, steps: Steps) -> Row:
+    """Return what is missed beside exact LRU."""
     found = count_misses(baselines, slots, steps)
-    return [
-        compare(
-            f"{name} {policy} / exact LRU",
-            "missed",
-            [share],
-            [found.lru],
-            unit="%",
-            target=bound,
-            better=Better.LOWER,
-        )
-        for policy, share, bound in (
-            ("ours", found.ours, MISSED_MOST),
-            ("second chance", found.second_chance, None),
-        )
-    ]
+    return compare(
+        f"{name} / exact LRU",
+        "missed",
+        [found.ours],
+        [found.lru],
+        unit="%",
+        target=MISSED_MOST,
+        better=Better.LOWER,
+    )
 
 
 def count_misses(baselines: Baselines, slots: int, steps: Steps) -> Missed:
-    """Run a trace through one buffer of each policy."""
+    """Run a trace through a buffer of ours, and through one that knows exact LRU."""
     queries = max(len(step) for step in steps)
     k = max(len(row) for step in steps for row in step)
     tables, step = HotTables(1, slots, POSITIONS_MAX), HotStep(queries, k)
-    others = baselines.lru(slots, POSITIONS_MAX), baselines.second_chance(slots, POSITIONS_MAX)
-    ours, theirs, positions = 0, [0] * len(others), 0
+    exact = baselines.lru(slots, POSITIONS_MAX)
+    ours = theirs = positions = 0
     for number, selections in enumerate(steps):
         tables.begin_step(0)
         for query, selection in enumerate(selections):
             np.asarray(step.selection)[query, : len(selection)] = selection
             step.counts[query] = len(selection)
         step.select(tables, 0, len(selections))
-        distinct = np.unique(np.concatenate(selections))
-        missed = [other.misses(distinct) for other in others]
+        missed = exact.misses(np.unique(np.concatenate(selections)))
         if number >= len(steps) // 4:  # the buffers have filled by then
             sizes = figures_of(step)
             ours += sizes.loads + sizes.scratch
-            theirs = [sum(pair) for pair in zip(theirs, missed, strict=True)]
+            theirs += missed
             positions += sizes.positions
-    shares = [PERCENT * count / positions for count in (ours, *theirs)]
-    return Missed(*shares)
+    return Missed(PERCENT * ours / positions, PERCENT * theirs / positions)

@@ -42,6 +42,7 @@ class Case:
     context: int = CONTEXT
     overlap: float = 0.8
     queries: int = 1
+    layout: str = "auto"
     tables: int = COLD
     rounds: int = 3
 
@@ -50,7 +51,9 @@ class Case:
         """What is measured."""
         how = "cold" if self.tables > 1 else "warm"
         queries = "" if self.queries == 1 else f" {self.queries} queries"
-        return f"{how} {self.context // 1024}k/{self.slots} overlap {self.overlap}{queries}"
+        layout = "" if self.layout == "auto" else f" by {self.layout}"
+        shape = f"{self.context // 1024}k/{self.slots}"
+        return f"{how} {shape} overlap {self.overlap}{queries}{layout}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Runner:
     """Tables of one case, ours and the baseline's, filled as they are after a long time."""
 
     def __init__(self, case: Case, baselines: Baselines) -> None:
-        self._tables = HotTables(case.tables, case.slots, case.context)
+        self._tables = HotTables(case.tables, case.slots, case.context, layout=case.layout)
         self._step = HotStep(case.queries, K)
         self._selection = np.asarray(self._step.selection)
         self._places = np.empty(K, np.int32)
@@ -159,7 +162,7 @@ def cases(_arguments: argparse.Namespace) -> list[Row]:
     """Measure everything of this part."""
     with tempfile.TemporaryDirectory() as folder:
         baselines = Baselines(Path(folder))
-        rows = [call_overhead(), table_bytes()]
+        rows = [call_overhead(), *table_bytes()]
         rows += by_slots(baselines)
         rows += by_overlap(baselines)
         rows += merged_queries(baselines)
@@ -185,26 +188,38 @@ def call_overhead() -> Row:
     return absolute("native call on registered arrays", samples, 0.2)
 
 
-def table_bytes() -> Row:
+def table_bytes() -> list[Row]:
     """What a table takes for each position, beside what it takes for each slot."""
-    small, large = (HotTables(1, 4096, context).table_bytes for context in (CONTEXT, MILLION))
-    share = (large - small) / (MILLION - CONTEXT)
-    return measure("table", "bytes per position", [share], unit="B", target=4, better=Better.LOWER)
+    rows = []
+    for layout in ("map", "auto"):
+        small, large = (
+            HotTables(1, 4096, context, layout=layout).table_bytes for context in (CONTEXT, MILLION)
+        )
+        share = (large - small) / (MILLION - CONTEXT)
+        name, better = f"table by {layout}", Better.LOWER
+        rows.append(measure(name, "bytes per position", [share], unit="B", target=4, better=better))
+    return rows
 
 
 def by_slots(baselines: Baselines) -> list[Row]:
-    """The same selections in hot buffers of several sizes, and in a longer context."""
-    rows, longer = list[Row](), Case(4096, MILLION)
+    """The same selections in hot buffers of several sizes, and in a longer context.
+
+    Small ones have an index, and a time of its own. What follows neither slots nor context is
+    judged for each layout: 32,768 slots have a map here.
+    """
     cases = [Case(slots) for slots in (4096, 8192, 16_384, 32_768)]
-    *samples, at_million = run(baselines, *cases, longer)
+    layouts = ("auto", "map")
+    others = [Case(4096, context, layout=it) for it in layouts for context in (CONTEXT, MILLION)]
+    *samples, index, index_1m, by_map, map_1m = run(baselines, *cases, *others)
+    rows = list[Row]()
     for case, sample in zip(cases, samples, strict=True):
         rows.append(absolute(case.name, sample.ours, 16 if case.slots <= 8192 else 25))
         bound = 1 / 3.5 if case.slots == 32_768 else None
         rows.append(lower(f"{case.name} / LRU-list scan", sample.ours, sample.scan, bound))
-    smallest, largest = samples[0].ours, samples[-1].ours
-    rows.append(lower("cold 32768 / 4096 slots", largest, smallest, 1.15))
-    rows.append(absolute(longer.name, at_million.ours, 25))
-    rows.append(lower("cold 1M / 128k context", at_million.ours, smallest, 1.3))
+    rows.append(absolute(others[1].name, index_1m.ours, 25))
+    rows.append(lower("cold 32768 / 4096 slots by map", samples[-1].ours, by_map.ours, 1.15))
+    rows.append(lower("cold 1M / 128k context by map", map_1m.ours, by_map.ours, 1.3))
+    rows.append(lower("cold 1M / 128k context by index", index_1m.ours, index.ours, 1.15))
     warm = Case(4096, tables=1, rounds=400)
     rows.append(absolute(warm.name, run(baselines, warm)[0].ours, 9))
     return rows

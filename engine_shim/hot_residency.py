@@ -6,10 +6,12 @@ buffers. Two tables say the same thing both ways:
     cache_slots[position] -> slot, -1 when the row is absent
     tokens[slot]          -> position, -1 when the slot is empty
 
-so hit or miss is one look-up per selected row, whatever the buffer's size. Recency is a stamp per
-slot, the number of the last step that used it, and a clock hand: a victim is the next slot of the
-hand whose stamp is not this step's. A row that this step uses is thereby never evicted by it; a row
-that finds no victim goes to the step's scratch tile, is used once, and is never resident.
+so hit or miss is one look-up per selected row, whatever the buffer's size. Recency is kept without
+a list, by a clock with a second chance: per slot the number of the last step that used it, and
+whether it was hit since the hand last came by. The hand passes slots that this step uses, takes the
+chance of one that was hit, and stops at one that was not: the victim. A row that this step uses is
+thereby never evicted by it; a row that finds no victim goes to the step's scratch tile, is used
+once, and is never resident.
 
 The rows that a step itself writes are *admitted* before its selection. They are at hand, so they
 are never missed: one that finds no slot goes to the scratch tile as well.
@@ -148,6 +150,7 @@ class ClockResidency:
         self._cache_slots = array("i")
         self._tokens = array("i", [ABSENT]) * slots
         self._stamps = array("Q", [0]) * slots
+        self._chances = bytearray(slots)
         self._step = 0
         self._hand = 0
         self._free = list(range(slots - 1, -1, -1))
@@ -173,11 +176,11 @@ class ClockResidency:
         placed = 0
         for position in reversed(self._fresh):
             slot = self._cache_slots[position]
-            if slot == ABSENT:
-                slot = self._place(position)
             if slot != ABSENT:
-                self._stamps[slot] = self._step
-                placed += 1
+                self._hit(slot)
+            else:
+                slot = self._place(position)
+            placed += slot != ABSENT
         self._counts["admitted"] += placed
 
     def select(self, selections: Iterable[Sequence[int]]) -> Plan:
@@ -190,7 +193,7 @@ class ClockResidency:
             if slot == ABSENT:
                 absent.append(at)
             else:
-                self._stamps[slot] = self._step
+                self._hit(slot)
         misses: list[tuple[int, int]] = []
         scratch: list[int] = []
         for at in absent:
@@ -200,7 +203,6 @@ class ClockResidency:
                 places[at] = self._slots + len(scratch)
                 scratch.append(position)
             else:
-                self._stamps[slot] = self._step
                 places[at] = slot
                 misses.append((position, slot))
         plan = Plan(positions, places, tuple(misses), tuple(scratch), self._slots, num_given)
@@ -284,26 +286,34 @@ class ClockResidency:
             room = min(-(-missing // _GROW) * _GROW, self._positions_max - len(self._cache_slots))
             self._cache_slots.extend(array("i", [ABSENT]) * room)
 
+    def _hit(self, slot: int) -> None:
+        """Note that the step uses what is in a slot."""
+        self._stamps[slot], self._chances[slot] = self._step, True
+
     def _place(self, position: int) -> int:
-        """Put a row into a slot; returns it, or -1 when this step uses all of them."""
+        """Put a row into a slot, for this step; returns it, or -1 when the step uses all."""
         slot = self._free.pop() if self._free else self._evict()
         if slot != ABSENT:
             self._tokens[slot] = position
             self._cache_slots[position] = slot
+            self._stamps[slot], self._chances[slot] = self._step, False
             self._reached = max(self._reached, position + 1)
         return slot
 
     def _evict(self) -> int:
-        """Empty the next slot that this step does not use; returns it, or -1."""
+        """Empty the next slot that neither this step uses nor a chance saves; returns it, or -1."""
         if self._all_used_in == self._step:
             return ABSENT
-        for _ in range(self._slots):
+        for _ in range(2 * self._slots):  # all chances are gone after one round
             slot = self._hand
             self._hand = (slot + 1) % self._slots
-            if self._stamps[slot] != self._step:
+            if self._stamps[slot] == self._step:
+                continue
+            if not self._chances[slot]:
                 self._empty(slot)
                 self._counts["evicted"] += 1
                 return slot
+            self._chances[slot] = False
         self._all_used_in = self._step
         return ABSENT
 

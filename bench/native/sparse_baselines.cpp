@@ -1,8 +1,7 @@
 // What bench.sparse compares with, compiled by it; no part of what is shipped.
 //
 // LruScan is the scheme of engines today: slots in a list by recency, all of which a step walks.
-// LruList counts the misses of exact LRU, Clock those of a clock with a second chance. read_scores
-// is one pass over the scores: the limit.
+// LruList counts the misses of exact LRU. read_scores is one pass over the scores: the limit.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -99,57 +98,6 @@ class LruList {
   uint32_t step_ = 0;
 };
 
-// A hand goes round the slots: a slot that was hit since it came by last is let off once. What is
-// loaded starts without that chance, and no slot that this step uses is taken.
-class Clock {
- public:
-  Clock(int32_t slots, int32_t positions_max)
-      : tokens_(slots, -1), used_(slots, 0), was_hit_(slots, 0), where_(positions_max, -1) {}
-
-  // Returns the misses; what finds no slot is missed and not kept.
-  int32_t step(const int32_t* selected, int32_t n) {
-    ++step_;
-    for (int32_t i = 0; i < n; ++i) {
-      const int32_t slot = where_[selected[i]];
-      if (slot < 0) continue;
-      used_[slot] = step_;
-      was_hit_[slot] = 1;
-    }
-    int32_t num_misses = 0;
-    for (int32_t i = 0; i < n; ++i) {
-      if (where_[selected[i]] >= 0) continue;
-      ++num_misses;
-      const int32_t slot = victim();
-      if (slot < 0) continue;
-      if (tokens_[slot] >= 0) where_[tokens_[slot]] = -1;
-      tokens_[slot] = selected[i];
-      where_[selected[i]] = slot;
-      used_[slot] = step_;
-    }
-    return num_misses;
-  }
-
- private:
-  int32_t victim() {
-    const auto slots = static_cast<int32_t>(tokens_.size());
-    for (int32_t left = 2 * slots; left > 0; --left) {
-      const int32_t slot = hand_;
-      hand_ = hand_ + 1 == slots ? 0 : hand_ + 1;
-      if (used_[slot] == step_) continue;
-      if (was_hit_[slot] == 0) return slot;
-      was_hit_[slot] = 0;
-    }
-    return -1;
-  }
-
-  std::vector<int32_t> tokens_;
-  std::vector<uint32_t> used_;
-  std::vector<uint8_t> was_hit_;
-  std::vector<int32_t> where_;
-  int32_t hand_ = 0;
-  uint32_t step_ = 0;
-};
-
 }  // namespace
 
 extern "C" {
@@ -166,11 +114,6 @@ void* lru_new(int32_t slots, int32_t positions_max) { return new LruList(slots, 
 void lru_delete(void* lru) { delete static_cast<LruList*>(lru); }
 int32_t lru_step(void* lru, const int32_t* selected, int32_t n) {
   return static_cast<LruList*>(lru)->step(selected, n);
-}
-void* clock_new(int32_t slots, int32_t positions_max) { return new Clock(slots, positions_max); }
-void clock_delete(void* clock) { delete static_cast<Clock*>(clock); }
-int32_t clock_step(void* clock, const int32_t* selected, int32_t n) {
-  return static_cast<Clock*>(clock)->step(selected, n);
 }
 float read_scores(const float* scores, int64_t n) {
   constexpr int64_t kLanes = 64;  // several vectors, so that no chain of them is waited for

@@ -82,6 +82,10 @@ class Table:
     tokens[slot] is the position in a slot, stamps[slot] the last step that used it. A position is
     resident when a slot names it; no two name the same. The native table finds it by a word per
     position, which is no more than a short cut.
+
+    A victim is found by a clock with a second chance. A look-up that hits a slot gives it a chance;
+    what is put into a slot starts without. The hand goes round: it passes what this step uses,
+    takes the chance of a slot that has one, and stops at one that has none.
     """
 
     def __init__(self, slots: int) -> None:
@@ -89,6 +93,7 @@ class Table:
         self.slots = slots
         self.tokens = np.full(slots, ABSENT, np.int32)
         self.stamps = np.zeros(slots, np.int64)
+        self.chances = np.zeros(slots, np.bool_)
         self.step = 1
         self.hand = 0
         self.fresh = range(0)
@@ -110,8 +115,10 @@ class Table:
         self.fresh = range(start, end)
         for position in reversed(self.fresh):
             slot = self.slot_of(position)
-            if slot == ABSENT:
-                slot = self._take_slot()
+            if slot != ABSENT:
+                self._hit(slot)
+                continue
+            slot = self._take_slot()
             if slot != ABSENT:
                 self._put(slot, position)
 
@@ -122,7 +129,7 @@ class Table:
             slot = self.slot_of(int(position))
             if slot != ABSENT:
                 winners[at] = slot
-                self.stamps[slot] = self.step
+                self._hit(slot)
             elif position != PADDING:
                 winners[at] = ~position
         return winners
@@ -135,9 +142,9 @@ class Table:
     def assign(self, misses: Ints) -> Placed:
         """Give places to distinct misses, ascending.
 
-        A free slot, or that of a victim: the next slot of the clock's hand that this step does not
-        use. Where there is none, and for rows that the step itself writes, a row of the scratch
-        tile. What has a slot by now keeps it.
+        A free slot, or that of a victim, which is none that this step uses. Where there is none,
+        and for rows that the step itself writes, a row of the scratch tile. What has a slot by now
+        keeps it.
         """
         return self._place(misses, self.lookup(misses))
 
@@ -154,14 +161,15 @@ class Table:
         stale = sorted(int(token) for token in self.tokens if token >= position)
         for token in stale:
             slot = self.slot_of(token)
-            self.tokens[slot], self.stamps[slot] = ABSENT, 0
+            self.tokens[slot] = ABSENT
+            self.stamps[slot], self.chances[slot] = 0, False
             self._free.append(slot)
         self.fresh = range(self.fresh.start, min(self.fresh.stop, position))
         return len(stale)
 
     def reset(self) -> None:
         """Empty all slots, for another request."""
-        self.tokens[:], self.stamps[:] = ABSENT, 0
+        self.tokens[:], self.stamps[:], self.chances[:] = ABSENT, 0, False
         self._free = list(range(self.slots - 1, -1, -1))
         self.begin_step()
 
@@ -183,13 +191,20 @@ class Table:
         """Return an empty slot, one emptied if need be, or ABSENT when this step uses all."""
         if self._free:
             return self._free.pop()
-        for turn in range(self.slots):
-            slot = (self.hand + turn) % self.slots
-            if self.stamps[slot] != self.step:
-                self.hand = (slot + 1) % self.slots
+        for _ in range(2 * self.slots):  # all chances are gone after one round
+            slot = self.hand
+            self.hand = (slot + 1) % self.slots
+            if self.stamps[slot] == self.step:
+                continue
+            if not self.chances[slot]:
                 self.evicted += 1
                 return slot
+            self.chances[slot] = False
         return ABSENT
 
+    def _hit(self, slot: int) -> None:
+        self.stamps[slot], self.chances[slot] = self.step, True
+
     def _put(self, slot: int, position: int) -> None:
-        self.tokens[slot], self.stamps[slot] = position, self.step
+        self.tokens[slot] = position
+        self.stamps[slot], self.chances[slot] = self.step, False

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from kvd_kernels.residency import NO_WINNER, HotStep, HotTables, counts_of, figures_of
 from kvd_kernels.residency_reference import Table, merge_misses
 from tests.kernels.residency_cases import (
-    KERNELS,
     Pair,
     array_of,
     as_ints,
     assert_same,
+    every_kernel,
+    every_layout,
     give,
     placed_by,
     row_of,
 )
-
-every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 # --- refusals -------------------------------------------------------------------------------------
 
@@ -42,8 +41,9 @@ def test_tables_that_cannot_be(num_tables: int, slots: int, positions_max: int, 
         HotTables(num_tables, slots, positions_max)
 
 
-def test_most_tables_take_no_memory_until_they_are_used() -> None:
-    tables = HotTables(65_536, 1 << 18)
+@every_layout
+def test_most_tables_take_no_memory_until_they_are_used(layout: str) -> None:
+    tables = HotTables(65_536, 1 << 18, layout=layout)
     tables.begin_step(65_535)
     assert tables.check(65_535) == []
     with pytest.raises(ValueError, match="num_tables is 65537 but must be 1 to 65536"):
@@ -152,8 +152,9 @@ def test_arrays_outlive_the_step_and_the_tables() -> None:
 
 
 @every_kernel
-def test_padding_and_repeats_in_one_selection(kernel: str) -> None:
-    pair = Pair(8, kernel=kernel)
+@every_layout
+def test_padding_and_repeats_in_one_selection(kernel: str, layout: str) -> None:
+    pair = Pair(8, kernel=kernel, layout=layout)
     pair.begin_step()
     pair.select([5, -1, 5, 0, -1, 0, 7])
     pair.select([-1, -1])
@@ -163,9 +164,10 @@ def test_padding_and_repeats_in_one_selection(kernel: str) -> None:
 
 
 @every_kernel
+@every_layout
 @pytest.mark.parametrize("slots", [1, 2, 7, 8, 9, 40])
-def test_everything_misses_then_everything_hits(kernel: str, slots: int) -> None:
-    pair = Pair(slots, kernel=kernel)
+def test_everything_misses_then_everything_hits(kernel: str, layout: str, slots: int) -> None:
+    pair = Pair(slots, kernel=kernel, layout=layout)
     for first in (0, 0, 100, 100, 1_048_576 - slots):
         pair.begin_step()
         placed = pair.select(list(range(first, first + slots)))
@@ -174,8 +176,9 @@ def test_everything_misses_then_everything_hits(kernel: str, slots: int) -> None
 
 
 @every_kernel
-def test_selections_of_all_queries_exceed_the_slots(kernel: str) -> None:
-    pair = Pair(10, kernel=kernel)
+@every_layout
+def test_selections_of_all_queries_exceed_the_slots(kernel: str, layout: str) -> None:
+    pair = Pair(10, kernel=kernel, layout=layout)
     for shift in (0, 3, 50):
         pair.begin_step()
         placed = pair.select(*([it + shift for it in range(n, 60, 4)] for n in range(4)))
@@ -184,8 +187,9 @@ def test_selections_of_all_queries_exceed_the_slots(kernel: str) -> None:
 
 
 @every_kernel
-def test_growth_across_the_edge_of_a_block(kernel: str) -> None:
-    pair = Pair(16, kernel=kernel, positions_max=160)
+@every_layout
+def test_growth_across_the_edge_of_a_block(kernel: str, layout: str) -> None:
+    pair = Pair(16, kernel=kernel, layout=layout, positions_max=160)
     for end in range(1, 160):
         pair.begin_step()
         pair.admit(end - 1, end)
@@ -211,10 +215,11 @@ def test_last_position_and_most_slots() -> None:
 
 
 @every_kernel
-def test_step_by_step_is_the_same_as_at_once(kernel: str) -> None:
+@every_layout
+def test_step_by_step_is_the_same_as_at_once(kernel: str, layout: str) -> None:
     draw = np.random.default_rng(11)
     scores = np.zeros((4, 3000), np.float32)
-    pair = Pair(96, kernel=kernel, scores=scores)
+    pair = Pair(96, kernel=kernel, layout=layout, scores=scores)
     for begun in range(12):
         scores[:] = draw.standard_normal(scores.shape)
         pair.begin_step()
@@ -267,7 +272,7 @@ def test_merge_of_winners_with_repeats_and_padding(kernel: str) -> None:
 
 
 def test_what_a_table_said_of_the_request_before_is_not_believed() -> None:
-    tables, step = HotTables(1, 4, 100), HotStep(1, 8)
+    tables, step = HotTables(1, 4, 100, layout="map"), HotStep(1, 8)
     give(step, [[1, 2, 3, 4]])
     step.select(tables, 0, 1)
     said = np.array(np.asarray(tables.cache_slots(0)))
@@ -278,7 +283,7 @@ def test_what_a_table_said_of_the_request_before_is_not_believed() -> None:
 
 
 def test_check_sees_broken_books() -> None:
-    tables, step = HotTables(1, 4, 100), HotStep(1, 8)
+    tables, step = HotTables(1, 4, 100, layout="map"), HotStep(1, 8)
     give(step, [[1, 2, 3, 4]])
     step.select(tables, 0, 1)
     np.asarray(tables.cache_slots(0))[0] = tables.cache_slots(0)[2]
@@ -288,7 +293,7 @@ def test_check_sees_broken_books() -> None:
 
 @every_kernel
 def test_words_that_lead_nowhere_harm_nothing(kernel: str) -> None:
-    tables, step = HotTables(1, 4, 100), HotStep(1, 32, kernel=kernel)
+    tables, step = HotTables(1, 4, 100, layout="map"), HotStep(1, 32, kernel=kernel)
     words = [0xFFFFFFFF, 4 << 14 | 1, 1 << 30 | 1, 3 << 14 | 2, 3 << 14]
     np.asarray(tables.cache_slots(0))[:] = np.resize(np.array(words, np.uint32), 100)
     give(step, [range(30)])
@@ -297,8 +302,9 @@ def test_words_that_lead_nowhere_harm_nothing(kernel: str) -> None:
 
 
 @every_kernel
-def test_steps_beyond_the_last_number(kernel: str) -> None:
-    pair = Pair(6, kernel=kernel)
+@every_layout
+def test_steps_beyond_the_last_number(kernel: str, layout: str) -> None:
+    pair = Pair(6, kernel=kernel, layout=layout)
     draw = random.Random(2)
     for _ in range(600):
         pair.begin_step()
@@ -344,10 +350,13 @@ actions = st.lists(
 
 
 @every_kernel
+@every_layout
 @settings(max_examples=100, deadline=None)
 @given(slots=st.sampled_from([1, 2, 5, 16, 17, 40]), story=actions)
-def test_any_sequence(kernel: str, slots: int, story: list[tuple[str, object]]) -> None:
-    pair = Pair(slots, kernel=kernel)
+def test_any_sequence(
+    kernel: str, layout: str, slots: int, story: list[tuple[str, object]]
+) -> None:
+    pair = Pair(slots, kernel=kernel, layout=layout)
     for name, argument in story:
         if name == "select":
             assert isinstance(argument, list)

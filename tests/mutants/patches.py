@@ -62,6 +62,7 @@ SUITES: Final = MappingProxyType(
         "row scores": ("tests/kernels/test_rows_scores.py",),
         "native books": ("tests/unit/engine_shim/test_hot_native.py",),
         "residency operations": ("tests/kernels/test_residency_tables.py",),
+        "residency victims": ("tests/kernels/test_residency_victims.py",),
         "residency search": ("tests/kernels/test_residency_top_k.py",),
         "residency machine": ("tests/stateful/test_residency_machine.py",),
     }

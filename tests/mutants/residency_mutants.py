@@ -12,6 +12,7 @@ from tests.mutants.patches import Mutant
 REFERENCE: Final = "kvd_kernels.residency_reference"
 NATIVE: Final = "engine_shim.hot_native"
 BOTH: Final = ("residency operations", "residency machine")
+CLOCK: Final = ("residency operations", "residency victims")
 
 MUTANTS: Final = (
     Mutant(
@@ -26,22 +27,43 @@ MUTANTS: Final = (
     Mutant(
         "a victim may be what this step selects",
         REFERENCE,
-        "            if self.stamps[slot] != self.step:\n",
-        "            if slot >= 0:\n",
+        "            if self.stamps[slot] == self.step:\n",
+        "            if slot < 0:\n",
         BOTH,
+    ),
+    Mutant(
+        "a slot that was hit has no second chance",
+        REFERENCE,
+        "            if not self.chances[slot]:\n",
+        "            if slot >= 0:\n",
+        CLOCK,
+    ),
+    Mutant(
+        "a chance lasts for ever",
+        REFERENCE,
+        "            self.chances[slot] = False\n        return ABSENT",
+        "        return ABSENT",
+        CLOCK,
+    ),
+    Mutant(
+        "what is put into a slot starts with a chance",
+        REFERENCE,
+        "        self.stamps[slot], self.chances[slot] = self.step, False\n",
+        "        self.stamps[slot], self.chances[slot] = self.step, True\n",
+        CLOCK,
     ),
     Mutant(
         "what is hit is not in use",
         REFERENCE,
-        "                self.stamps[slot] = self.step\n            elif",
+        "                self._hit(slot)\n            elif",
         "                pass\n            elif",
         BOTH,
     ),
     Mutant(
         "reset leaves the rows of the request before",
         REFERENCE,
-        "        self.tokens[:], self.stamps[:] = ABSENT, 0\n        self._free",
-        "        self._free",
+        "        self.tokens[:], self.stamps[:], self.chances[:] = ABSENT, 0, False\n",
+        "",
         BOTH,
     ),
     Mutant(
@@ -61,7 +83,7 @@ MUTANTS: Final = (
     Mutant(
         "a rejected row stays resident",
         REFERENCE,
-        "            self.tokens[slot], self.stamps[slot] = ABSENT, 0\n",
+        "            self.tokens[slot] = ABSENT\n",
         "",
         BOTH,
     ),

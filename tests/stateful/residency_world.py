@@ -45,8 +45,8 @@ class Books(Protocol):
 class NativeTable:
     """Native books."""
 
-    def __init__(self, slots: int, kernel: str) -> None:
-        self._tables = HotTables(2, slots, TOKENS_MAX)
+    def __init__(self, slots: int, kernel: str, layout: str) -> None:
+        self._tables = HotTables(2, slots, TOKENS_MAX, layout=layout)
         self._scores = np.zeros((QUERIES, TOKENS_MAX), np.float32)
         self._step = HotStep(QUERIES, K, scores=self._scores, kernel=kernel)
         self._queries = 0

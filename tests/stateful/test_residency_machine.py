@@ -37,10 +37,11 @@ class ResidencyMachine(RuleBasedStateMachine):
     @initialize(
         slots=st.sampled_from(SLOT_COUNTS),
         kind=st.sampled_from([DEFINED, DEFINED, *residency_kernels()]),
+        layout=st.sampled_from(["map", "index"]),
         prompt=st.integers(0, 30),
     )
-    def begin(self, slots: int, kind: str, prompt: int) -> None:
-        books = DefinedTable(slots) if kind == DEFINED else NativeTable(slots, kind)
+    def begin(self, slots: int, kind: str, layout: str, prompt: int) -> None:
+        books = DefinedTable(slots) if kind == DEFINED else NativeTable(slots, kind, layout)
         self.world = ResidencyWorld(slots, books)
         self.world.land(prompt)
 

@@ -117,6 +117,23 @@ def test_hand_goes_round(slots: int) -> None:
         twins.assign([list(range(start, start + slots // 2 + 1))])
 
 
+@pytest.mark.parametrize(("slots", "block"), [(5, 64), (64, 32), (90, 32)])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_second_round_takes_what_had_a_chance(slots: int, block: int, share: float) -> None:
+    """All that were hit have one: fewer are left than are wanted, then none."""
+    draw = np.random.default_rng(slots)
+    twins = Twins(slots, block=block)
+    twins.assign([list(range(slots))])
+    for new in (100, 200):
+        twins.begin_step()
+        resident = twins.defined[0].tokens
+        twins.defined[0].lookup(resident[draw.random(slots) < share])
+        twins.begin_step()
+        twins.defined[0].lookup(twins.defined[0].tokens[:2])
+        twins.upload()
+        twins.assign([list(range(new, new + slots - slots // 5))])
+
+
 def test_no_misses_change_nothing() -> None:
     twins = Twins(slots=4, num_tables=2)
     twins.assign([[], [9]])

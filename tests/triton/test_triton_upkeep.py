@@ -98,6 +98,17 @@ def test_older_row_whose_slot_a_newer_one_took() -> None:
     twins.admit([10, 11], [14, 14])
 
 
+def test_rows_admitted_where_all_have_a_chance() -> None:
+    twins = Twins(slots=40)
+    twins.assign([list(range(40)), list(range(40))])
+    twins.begin_step()
+    twins.assign([list(range(40)), list(range(0, 40, 3))])  # hits now
+    twins.begin_step()
+    twins.assign([[3, 5], [5]])
+    twins.admit([100, 100], [109, 114])
+    twins.admit([104, 104], [110, 116])
+
+
 def test_one_buffer_for_many_requests() -> None:
     twins = Twins(slots=5)
     for request in range(20):

@@ -19,6 +19,11 @@ def ints(values: Sequence[int] | Sequence[Sequence[int]] | Ints) -> torch.Tensor
     return torch.from_numpy(np.array(values, np.int32))
 
 
+def stamps_of(defined: Table) -> Ints:
+    """Return the steps and chances of a table's slots as the device has them."""
+    return (2 * defined.stamps + defined.chances).astype(np.int32)
+
+
 def upload(residency: ModuleType, tables: Any, number: int, defined: Table) -> None:
     """Make a table of the device what its definition is."""
     words = residency.kernels
@@ -27,7 +32,7 @@ def upload(residency: ModuleType, tables: Any, number: int, defined: Table) -> N
         if token >= 0:
             tables.cache_slots[number, token] = slot
     tables.tokens[number] = torch.from_numpy(defined.tokens)
-    tables.stamps[number] = torch.from_numpy(defined.stamps.astype(np.int32))
+    tables.stamps[number] = torch.from_numpy(stamps_of(defined))
     free = defined._free
     tables.free[number, : len(free)] = ints(free)
     state = tables.state[number]
@@ -41,7 +46,7 @@ def assert_same_table(residency: ModuleType, tables: Any, number: int, defined: 
     """A table of the device is what its definition is, both ways round."""
     words = residency.kernels
     assert tables.tokens[number].tolist() == defined.tokens.tolist()
-    assert tables.stamps[number].tolist() == defined.stamps.tolist()
+    assert tables.stamps[number].tolist() == stamps_of(defined).tolist()
     state = tables.state[number].tolist()
     assert state[words.STEP.value] == defined.step
     assert state[words.HAND.value] == defined.hand

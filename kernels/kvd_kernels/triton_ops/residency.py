@@ -40,7 +40,8 @@ class Tables(NamedTuple):
 
     cache_slots: [R, C] int32, the slot of a position or -1.
     tokens:      [R, S] int32, the position in a slot or -1.
-    stamps:      [R, S] int32, the last step that used a slot; never a step to come.
+    stamps:      [R, S] int32, twice the last step that used a slot, plus 1 for one that a look-up
+                 hit since the clock's hand last came by; never a step to come.
     free:        [R, S] int32, a stack of the empty slots, its depth in `state`.
     state:       [R, 6] int32.
     """
@@ -252,9 +253,9 @@ def assign(
 ) -> None:
     """Give places to distinct misses: an empty slot, that of a victim, or a row of scratch.
 
-    A victim is the next slot from the clock's hand on that this step does not use. What has a slot
-    by now keeps it; rows that the step itself writes go to scratch. Defined by
-    `residency_reference.Table.assign`.
+    A victim is the next slot from the clock's hand on that neither this step uses nor a second
+    chance saves. What has a slot by now keeps it; rows that the step itself writes go to scratch.
+    Defined by `residency_reference.Table.assign`.
 
     Args:
         table_of: [A] int32, of each line its table; no table twice.

@@ -67,6 +67,12 @@ def key_of_rank(row: tensor, length: tensor, rank: tensor, BLOCK: constexpr) -> 
 
 
 @triton.jit
+def stamp_of(step: tensor, is_hit: constexpr) -> tensor:
+    """Return what a slot is stamped with: the step that used it, and a chance if it was hit."""
+    return 2 * step + is_hit
+
+
+@triton.jit
 def lim(
     scores: tensor, lengths: tensor, table_of: tensor, cache_slots: tensor, stamps: tensor,
     state: tensor, positions: tensor, winners: tensor, counts: tensor, k: tensor,
@@ -94,7 +100,8 @@ def lim(
         slot = tl.load(cache_slots + table * positions_max + at, mask=chosen, other=ABSENT)
         tl.store(positions + query * width + rank, at, mask=chosen)
         tl.store(winners + query * width + rank, tl.where(slot >= 0, slot, ~at), mask=chosen)
-        tl.store(stamps + table * slots + slot, step, mask=chosen & (slot >= 0))
+        hit = chosen & (slot >= 0)
+        tl.store(stamps + table * slots + slot, stamp_of(step, True), mask=hit)
         ties_seen += tl.sum(tied.to(tl.int32), 0)
         taken += tl.sum(chosen.to(tl.int32), 0)
     for start in range(0, width, BLOCK):
@@ -126,7 +133,7 @@ def look_up(
         slot = tl.load(cache_slots + table * positions_max + position, mask=legal, other=ABSENT)
         code = tl.where(legal, tl.where(slot >= 0, slot, ~position), NO_WINNER)
         tl.store(codes + line * width + at, code, mask=at < width)
-        tl.store(stamps + table * slots + slot, step, mask=slot >= 0)
+        tl.store(stamps + table * slots + slot, stamp_of(step, True), mask=slot >= 0)
 
 
 @triton.jit
@@ -138,6 +145,30 @@ def lacks_slot(codes: tensor, fresh_start: tensor, fresh_end: tensor) -> tensor:
 
 
 @triton.jit
+def slots_ahead(hand: tensor, slots: tensor, start: tensor, BLOCK: constexpr) -> tensor:
+    """Return a block of slots in the order of the clock's hand; those from `slots` on are void."""
+    ahead = start + tl.arange(0, BLOCK)
+    return tl.where(hand + ahead < slots, hand + ahead, hand + ahead - slots)
+
+
+@triton.jit
+def take_chances(
+    stamps: tensor, hand: tensor, step: tensor, slots: tensor, passed: tensor, spared: tensor,
+    BLOCK: constexpr,
+) -> None:  # fmt: skip
+    """Take the chances of the slots that the hand passed, but for those that the step uses.
+
+    A slot that another lane writes is to be `spared`.
+    """
+    for start in range(0, passed, BLOCK):
+        inside = start + tl.arange(0, BLOCK) < passed
+        slot = slots_ahead(hand, slots, start, BLOCK)
+        stamp = tl.load(stamps + slot, mask=inside, other=0)
+        loses = inside & (stamp >> 1 != step) & (stamp & 1 != 0) & (slot != spared)
+        tl.store(stamps + slot, stamp - 1, mask=loses)
+
+
+@triton.jit
 def find_victims(
     codes: tensor, table_of: tensor, cache_slots: tensor, tokens: tensor, stamps: tensor,
     state: tensor, victims: tensor, plan: tensor, positions_max: tensor, slots: tensor,
@@ -146,7 +177,10 @@ def find_victims(
     """Find the slots to be emptied, in the order of the clock's hand; grid: [lines].
 
     Empty slots are used first, so victims are looked for only when those do not suffice. A look
-    ends with the last victim needed: what it costs does not follow the number of slots.
+    ends with the last victim needed: what it costs does not follow the number of slots. The first
+    round takes slots without a chance. If there are too few, they all lose theirs, and the second
+    round takes those that had one. Stamps change when both are over, so no lane reads what another
+    one wrote.
     """
     line = tl.program_id(0).to(tl.int64)
     table = tl.load(table_of + line).to(tl.int64)
@@ -161,26 +195,32 @@ def find_victims(
     free_used = tl.minimum(need, num_free)
     num_victims = need - free_used
     found = tl.full([], 0, tl.int32)
-    turn = tl.full([], 0, tl.int32)
     passed = tl.full([], 0, tl.int32)
-    while (turn < slots) & (found < num_victims):
-        ahead = turn + tl.arange(0, BLOCK)
-        slot = tl.where(hand + ahead < slots, hand + ahead, hand + ahead - slots)
-        stamp = tl.load(stamps + table * slots + slot, mask=ahead < slots, other=step)
-        token = tl.load(tokens + table * slots + slot, mask=ahead < slots, other=ABSENT)
-        usable = (stamp != step) & (token >= 0)
-        rank = found + tl.cumsum(usable.to(tl.int32), 0) - 1
-        taken = usable & (rank < num_victims)
-        tl.store(victims + line * width + rank, slot, mask=taken)
-        tl.store(cache_slots + table * positions_max + token, ABSENT, mask=taken)
-        passed = tl.maximum(passed, tl.max(tl.where(taken, ahead + 1, 0), 0))
-        found += tl.sum(taken.to(tl.int32), 0)
-        turn += BLOCK
+    last = tl.full([], 0, tl.int32)
+    for chance in range(2):
+        start = tl.full([], 0, tl.int32)
+        while (start < slots) & (found < num_victims):
+            ahead = start + tl.arange(0, BLOCK)
+            slot = slots_ahead(hand, slots, start, BLOCK)
+            stamp = tl.load(stamps + table * slots + slot, mask=ahead < slots, other=0)
+            token = tl.load(tokens + table * slots + slot, mask=ahead < slots, other=ABSENT)
+            usable = (stamp >> 1 != step) & (stamp & 1 == chance) & (token >= 0)
+            rank = found + tl.cumsum(usable.to(tl.int32), 0) - 1
+            taken = usable & (rank < num_victims)
+            tl.store(victims + line * width + rank, slot, mask=taken)
+            tl.store(cache_slots + table * positions_max + token, ABSENT, mask=taken)
+            found += tl.sum(taken.to(tl.int32), 0)
+            farthest = tl.max(tl.where(taken, ahead + 1, 0), 0)
+            last = tl.where(farthest > 0, farthest, last)
+            start += BLOCK
+        if chance == 0:
+            passed = tl.where(found < num_victims, slots, last)
+    take_chances(stamps + table * slots, hand, step, slots, passed, ABSENT, BLOCK)
     words = plan + line * PLAN_WORDS
     tl.store(words + NUM_PLACED, free_used + found)
     tl.store(words + FREE_USED, free_used)
     tl.store(words + FREE_BEFORE, num_free)
-    tl.store(words + HAND_NEXT, (hand + passed) % slots)
+    tl.store(words + HAND_NEXT, (hand + last) % slots)
     tl.store(words + EVICTED_NEXT, tl.load(state + table * STATE_WORDS + EVICTED) + found)
 
 
@@ -215,7 +255,7 @@ def place(
         slot = tl.where(pops, popped, victim)
         tl.store(cache_slots + table * positions_max + ~code, slot, mask=placed)
         tl.store(tokens + table * slots + slot, ~code, mask=placed)
-        tl.store(stamps + table * slots + slot, step, mask=placed)
+        tl.store(stamps + table * slots + slot, stamp_of(step, False), mask=placed)
         tl.store(load_positions + line * width + rank, ~code, mask=placed)
         tl.store(load_slots + line * width + rank, slot, mask=placed)
         homeless = (code < 0) & (code != NO_WINNER) & (placed == 0)

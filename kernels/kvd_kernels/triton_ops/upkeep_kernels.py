@@ -15,6 +15,9 @@ from kvd_kernels.triton_ops.residency_kernels import (
     NUM_FREE,
     STATE_WORDS,
     STEP,
+    slots_ahead,
+    stamp_of,
+    take_chances,
 )
 
 
@@ -22,16 +25,25 @@ from kvd_kernels.triton_ops.residency_kernels import (
 def next_victim(
     stamps: tensor, hand: tensor, step: tensor, slots: tensor, BLOCK: constexpr
 ) -> tensor:
-    """Return the first slot from the hand on that the step does not use, ABSENT for none."""
-    found = tl.full([], ABSENT, tl.int32)
-    turn = tl.full([], 0, tl.int32)
-    while (turn < slots) & (found < 0):
-        ahead = turn + tl.arange(0, BLOCK)
-        slot = tl.where(hand + ahead < slots, hand + ahead, hand + ahead - slots)
-        stamp = tl.load(stamps + slot, mask=ahead < slots, other=step)
-        first = tl.min(tl.where(stamp != step, ahead, slots), 0)
-        found = tl.where(first < slots, (hand + first) % slots, ABSENT)
-        turn += BLOCK
+    """Return the slot at which the clock's hand stops, ABSENT for none, and take chances before it.
+
+    It is the first that neither the step uses nor a chance saves; else, after a round that took all
+    chances, the first that the step does not use.
+    """
+    unused = tl.full([], 0, tl.int32) + slots
+    first = unused
+    start = tl.full([], 0, tl.int32)
+    while (start < slots) & (first == slots):
+        ahead = start + tl.arange(0, BLOCK)
+        slot = slots_ahead(hand, slots, start, BLOCK)
+        stamp = tl.load(stamps + slot, mask=ahead < slots, other=0)
+        free = (stamp >> 1 != step) & (ahead < slots)
+        unused = tl.minimum(unused, tl.min(tl.where(free, ahead, slots), 0))
+        first = tl.min(tl.where(free & (stamp & 1 == 0), ahead, slots), 0)
+        start += BLOCK
+    stop = tl.where(first < slots, first, unused)
+    found = tl.where(stop < slots, (hand + stop) % slots, ABSENT)
+    take_chances(stamps, hand, step, slots, first, found, BLOCK)
     return found
 
 
@@ -55,7 +67,9 @@ def admit_row(
     if (position >= start) & (position >= 0) & (position < positions_max):
         step, num_free = tl.load(words + STEP), tl.load(words + NUM_FREE)
         slot = tl.load(hints + position)
+        stamp = stamp_of(step, True)
         if slot < 0:
+            stamp = stamp_of(step, False)
             if num_free > 0:
                 slot = tl.load(free + books + num_free - 1)
                 tl.store(words + NUM_FREE, num_free - 1)
@@ -68,7 +82,7 @@ def admit_row(
         if slot >= 0:
             tl.store(hints + position, slot)
             tl.store(tokens + books + slot, position)
-            tl.store(stamps + books + slot, step)
+            tl.store(stamps + books + slot, stamp)
 
 
 @triton.jit

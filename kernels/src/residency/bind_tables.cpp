@@ -2,6 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+#include <string>
+
 #include "bind.hpp"
 
 namespace kvd::residency {
@@ -13,13 +16,18 @@ constexpr const char* kTablesDoc =
 num_tables:    1 to 65,536.
 slots:         rows of a hot buffer, 1 to 262,144.
 positions_max: tokens of the longest request, 1 to 1,048,576.
+layout:        how a position's slot is found: "map" is a word for each position, "index" a hash
+               table by the number of slots, "auto" the index where it takes at most a quarter of
+               the map. It bears on time and memory alone: an index is faster while few cache lines
+               are in it, and shorter to fetch.
 
-Addresses never change, and nothing is allocated after this. A table takes 4 bytes for each
-position and 9 for each slot; pages that are never reached take nothing. A call on a table and one
-on another may run in two threads at once. Defined by residency_reference.py::Table.
+Addresses never change, and nothing is allocated after this. A table takes 9 bytes for each slot,
+and 4 for each position or 8 to 16 for each slot; pages that are never reached take nothing. A call
+on a table and one on another may run in two threads at once. Defined by
+residency_reference.py::Table.
 
 Raises:
-    ValueError: an argument is out of range.
+    ValueError: an argument is out of range, or the layout is unknown.
     MemoryError: there is no address space for so many tables.)";
 
 constexpr const char* kBeginDoc =
@@ -36,10 +44,10 @@ constexpr const char* kInvalidateDoc =
     "Empty the slots of rows at positions >= position; returns how many there were.";
 
 constexpr const char* kResetDoc =
-    R"(Empty a table, for another request or after a failed load: at once, whatever its size.
+    R"(Empty a table, for another request or after a failed load.
 
-The table takes its next generation, so what was put into it before is not resident, whosever it
-was. `counts` stay.)";
+What was put into it before is not resident, whosever it was: a map takes its next generation, at
+once whatever its size, and an index is cleared. `counts` stay.)";
 
 constexpr const char* kTokensDoc =
     R"([slots] int32 of a table: position of each slot, where `slot_of` says the same of it.
@@ -47,14 +55,23 @@ constexpr const char* kTokensDoc =
 For tests and inspection; writing here breaks the books, which `check` then says.)";
 
 constexpr const char* kCacheSlotsDoc =
-    R"([positions_max] uint32 of a table: slot << 14 | generation of each position.
+    R"([positions_max] uint32 of a map: slot << 14 | generation of each position.
 
-The position is resident where the generation is the table's. Writing as for `tokens`.)";
+The position is resident where the generation is the table's. Of an index, its words, as
+kernels/src/residency/slot_index.hpp has them. Writing as for `tokens`.)";
 
-void construct(Tables* self, nb::handle num_tables, nb::handle slots, nb::handle positions_max) {
+Layout layout_of(const std::string& name) {
+  if (name == "auto") return Layout::kBySize;
+  if (name == "map") return Layout::kMap;
+  if (name == "index") return Layout::kIndex;
+  throw std::invalid_argument("layout is '" + name + "' but must be auto, map or index");
+}
+
+void construct(Tables* self, nb::handle num_tables, nb::handle slots, nb::handle positions_max,
+               const std::string& layout) {
   new (self) Tables(within(num_tables, "num_tables", 1, kTablesMax),
                     within(slots, "slots", 1, kSlotsMax),
-                    within(positions_max, "positions_max", 1, kPositionsMax));
+                    within(positions_max, "positions_max", 1, kPositionsMax), layout_of(layout));
 }
 
 void begin_step(const Tables& tables, nb::handle table) { table_of(tables, table).begin_step(); }
@@ -92,6 +109,9 @@ nb::object tokens(nb::handle self, nb::handle table) {
 
 nb::object cache_slots(nb::handle self, nb::handle table) {
   const Table at = table_of(nb::cast<const Tables&>(self), table);
+  if (at.has_index()) {
+    return view_of(at.index.words, {static_cast<size_t>(at.index.num_words())}, self);
+  }
   return view_of(at.cache_slots, {static_cast<size_t>(at.positions_max)}, self);
 }
 
@@ -100,9 +120,9 @@ nb::object cache_slots(nb::handle self, nb::handle table) {
 void bind_tables(nb::module_& module) {
   nb::class_<Tables>(module, "HotTables", kTablesDoc)
       .def("__init__", construct, nb::arg("num_tables"), nb::arg("slots"),
-           nb::arg("positions_max") = kPositionsMax,
-           nb::sig("def __init__(self, num_tables: int, slots: int, positions_max: int = 1048576) "
-                   "-> None"))
+           nb::arg("positions_max") = kPositionsMax, nb::kw_only(), nb::arg("layout") = "auto",
+           nb::sig("def __init__(self, num_tables: int, slots: int, positions_max: int = 1048576, "
+                   "*, layout: str = \"auto\") -> None"))
       .def("begin_step", begin_step, nb::arg("table"),
            nb::sig("def begin_step(self, table: int) -> None"), kBeginDoc)
       .def("admit", admit, nb::arg("table"), nb::arg("start"), nb::arg("end"),
@@ -129,6 +149,9 @@ void bind_tables(nb::module_& module) {
       .def_prop_ro("num_tables", &Tables::num_tables, "Tables of this object.")
       .def_prop_ro("slots", &Tables::slots, "Rows of a hot buffer.")
       .def_prop_ro("positions_max", &Tables::positions_max, "Tokens of the longest request.")
+      .def_prop_ro(
+          "layout", [](const Tables& self) { return self.has_index() ? "index" : "map"; },
+          "How a position's slot is found: 'map' or 'index'.")
       .def_prop_ro("table_bytes", &Tables::table_bytes, "Bytes of one table, its header included.");
 }
 

@@ -10,24 +10,26 @@
 namespace kvd::residency {
 namespace {
 
-bool runs_avx512() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0;
-#else
-  return false;
-#endif
-}
-
 bool runs_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0 &&
+         __builtin_cpu_supports("popcnt") != 0;
 #else
   return false;
 #endif
 }
 
-constexpr Kernel kScalar{"scalar",    scan_scalar,    partition_scalar,
-                         emit_scalar, inspect_scalar, lookup_scalar};
+bool runs_avx512() {
+#if defined(__x86_64__)
+  return runs_avx2() && __builtin_cpu_supports("avx512f") != 0 &&
+         __builtin_cpu_supports("avx512dq") != 0;
+#else
+  return false;
+#endif
+}
+
+constexpr Kernel kScalar{"scalar",       scan_scalar, partition_scalar, emit_scalar,
+                         inspect_scalar, list_scalar, lookup_scalar};
 
 // Best first.
 std::vector<const Kernel*> all_kernels() {

@@ -11,6 +11,7 @@
 
 namespace kvd::residency {
 
+class PositionSet;
 struct Table;
 
 constexpr int64_t kKeysSpare = 64;  // elements that a kernel may write behind its results
@@ -69,6 +70,8 @@ struct Kernel {
   // equal ones the first are better.
   void (*emit)(const Candidates& found, int64_t n, uint32_t kth, int64_t k, int32_t* positions);
   Inspection (*inspect)(const int32_t* positions, int64_t n);
+  // PositionSet::list.
+  int32_t (*list)(PositionSet& set, int32_t end, int32_t* positions);
   // For each position its winner code; hits are marked as used. Returns the number of misses,
   // whose indices are in `missed`.
   int32_t (*lookup)(const Table& table, const int32_t* positions, int32_t n, int32_t* winners,

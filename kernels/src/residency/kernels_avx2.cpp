@@ -5,7 +5,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define KVD_TARGET __attribute__((target("avx2")))
+#define KVD_TARGET __attribute__((target("avx2,bmi,popcnt")))
 
 namespace kvd::residency {
 namespace {
@@ -70,8 +70,12 @@ int64_t scan(const Scores& scores, int64_t n, float threshold, int64_t most,
   return scan_row(Floats{static_cast<const float*>(scores.data)}, n, threshold, most, found);
 }
 
-constexpr Kernel kAvx2{"avx2",      scan,           partition_scalar,
-                       emit_scalar, inspect_scalar, lookup_scalar};
+KVD_TARGET int32_t list(PositionSet& set, int32_t end, int32_t* positions) {
+  return set.list(end, positions);
+}
+
+constexpr Kernel kAvx2{"avx2",         scan, partition_scalar, emit_scalar,
+                       inspect_scalar, list, lookup_scalar};
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels.hpp"
+#include "position_set.hpp"
 #include "tables.hpp"
 
 namespace kvd::residency {
@@ -60,17 +61,35 @@ inline Inspection inspect_scalar(const int32_t* positions, int64_t n) {
   return {end, is_ascending};
 }
 
+// Reads memory from its start to its end, which a CPU fetches well ahead of the reads: unlike lines
+// in any order, and unlike what it is asked to prefetch.
+inline void fetch(const void* from, size_t bytes) {
+  constexpr size_t kLine = 64;
+  const auto* const memory = static_cast<const volatile uint8_t*>(from);
+  for (size_t at = 0; at < bytes; at += kLine) static_cast<void>(memory[at]);
+}
+
+// Fetches what n look-ups share, where they touch most of it.
+inline void fetch_shared(const Table& table, int32_t n) {
+  if (!table.has_index() || table.index.num_lines() > n) return;
+  fetch(table.index.words, static_cast<size_t>(table.index.num_words()) * sizeof(uint32_t));
+  fetch(table.stamps, static_cast<size_t>(table.slots) * sizeof(Stamp));
+}
+
+inline int32_t list_scalar(PositionSet& set, int32_t end, int32_t* positions) {
+  return set.list(end, positions);
+}
+
 inline int32_t lookup_scalar(const Table& table, const int32_t* positions, int32_t n,
                              int32_t* winners, int32_t* missed) {
   int32_t num_missed = 0;
+  fetch_shared(table, n);
   for (int32_t at = 0; at < n; ++at) {
-    if (at + kAhead < n) {
-      __builtin_prefetch(table.cache_slots + std::max(positions[at + kAhead], 0));
-    }
+    if (at + kAhead < n) table.ask_for(std::max(positions[at + kAhead], 0));
     const int32_t position = positions[at];
     const bool is_given = position != kPadding;
     const int32_t slot = is_given ? table.find(position) : kAbsent;
-    if (slot != kAbsent) table.mark(slot);
+    if (slot != kAbsent) table.mark_hit(slot);
     winners[at] = slot != kAbsent ? slot : is_given ? ~position : kNoWinner;
     missed[num_missed] = at;
     num_missed += is_given && slot == kAbsent;

@@ -107,7 +107,7 @@ int32_t Step::merge_misses(int64_t queries) {
       end = std::max(end, ~winners[at] + 1);
     }
   }
-  const int32_t count = arrays_.set.list(end, arrays_.positions);
+  const int32_t count = kernel_->list(arrays_.set, end, arrays_.positions);
   for (int64_t query = 0; query < queries; ++query) {
     const int32_t* const winners = row(arrays_.winners, query);
     int32_t* const references = row(arrays_.references, query);
@@ -182,7 +182,7 @@ const int32_t* Step::merge(int64_t queries) {
       }
     }
     const auto end = static_cast<int32_t>(end_);
-    const int32_t count = arrays_.set.list(end, arrays_.positions);
+    const int32_t count = kernel_->list(arrays_.set, end, arrays_.positions);
     arrays_.set.clear(end, arrays_.positions, count);
     arrays_.figures->positions = count;
   }

@@ -1,17 +1,55 @@
 #include "tables.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <iterator>
-#include <limits>
 
 namespace kvd::residency {
+namespace {
+
+// The clock's hand moves over eight stamps at a time, the first one in the lowest byte.
+constexpr int32_t kSwept = 8;
+constexpr uint64_t kEach = 0x0101010101010101;
+constexpr uint64_t kSigns = 0x80 * kEach;  // of each byte the highest bit
+static_assert(sizeof(Stamp) == 1 && std::endian::native == std::endian::little);
+
+void copy_stamps(void* to, const void* from, int32_t many) noexcept {
+  if (many == kSwept) {
+    std::memcpy(to, from, kSwept);
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(many));
+  }
+}
+
+// Moves the hand over stamps, up to the last of `wanted` victims. Those get the stamp of the step,
+// others lose their chance. Returns the victims, as the highest bit of each one's byte.
+uint64_t sweep(uint64_t& stamped, Stamp step, int32_t wanted) noexcept {
+  const uint64_t others = (stamped & ~(kEach * kChance)) ^ kEach * step;
+  const uint64_t unused = (((others & ~kSigns) + ~kSigns) | others) & kSigns;
+  const uint64_t chances = stamped << 7 & kSigns;
+  uint64_t found = unused & ~chances;
+  uint64_t saved = unused & chances;
+  if (std::popcount(found) >= wanted) {
+    uint64_t rest = found;
+    for (int32_t nth = 0; nth < wanted; ++nth) rest &= rest - 1;
+    const uint64_t passed = (rest & -rest) - 1;  // before the first one that is not wanted
+    found &= passed;
+    saved &= (std::bit_floor(found) << 1) - 1;
+  }
+  const uint64_t taken = (found >> 7) * 0xFF;
+  stamped = (stamped & ~(saved >> 7) & ~taken) | (kEach * step & taken);
+  return found;
+}
+
+}  // namespace
 
 void Table::begin_step() noexcept {
-  if (head->step == std::numeric_limits<uint8_t>::max()) {
-    std::fill(stamps, stamps + slots, uint8_t{0});
+  if (head->step == kStampMax) {
+    for (int32_t slot = 0; slot < slots; ++slot) stamps[slot] &= kChance;
     head->step = 0;
   }
-  ++head->step;
+  head->step += kStampNext;
   head->fresh_start = head->fresh_end = 0;
   head->all_used = 0;
 }
@@ -21,13 +59,13 @@ void Table::admit(int32_t start, int32_t end) noexcept {
   head->fresh_end = end;
   for (int32_t position = end; position-- > start;) {
     int32_t slot = find(position);
-    int32_t taken = kAbsent;
-    if (slot == kAbsent && take_slots(1, &taken) == 1) {
-      slot = taken;
+    if (slot != kAbsent) {
+      mark_hit(slot);
+    } else if (take_slots(1, &slot) == 1) {
       put(slot, position);
+    } else {
+      continue;
     }
-    if (slot == kAbsent) continue;
-    mark(slot);
     ++head->counts.admitted;
   }
 }
@@ -36,8 +74,10 @@ int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
   int32_t taken = 0;
   while (taken < wanted && head->num_free > 0) slots_out[taken++] = free[--head->num_free];
   while (taken < wanted && head->num_touched < slots) slots_out[taken++] = head->num_touched++;
-  // What was just taken is in use, so it is no victim.
-  for (int32_t at = 0; at < taken; ++at) mark(slots_out[at]);
+  for (int32_t at = 0; at < taken; ++at) {
+    stamps[slots_out[at]] = head->step;
+    tokens[slots_out[at]] = kAbsent;
+  }
   if (taken == wanted || head->all_used != 0) return taken;
   const int32_t evicted = victims(wanted - taken, slots_out + taken);
   head->all_used = evicted < wanted - taken;
@@ -45,32 +85,65 @@ int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
   return taken + evicted;
 }
 
-// Takes the next slots from the hand on that this step does not use. All slots hold rows.
+// Takes the next slots from the hand on that neither this step uses nor a chance saves, and marks
+// them as used. All slots hold rows. After one round no chance is left, so two find all there is.
 int32_t Table::victims(int32_t wanted, int32_t* slots_out) noexcept {
   int32_t count = 0;
   int32_t slot = head->hand;
-  for (int32_t left = slots; left > 0 && count < wanted; --left) {
-    slots_out[count] = slot;
-    count += stamps[slot] != head->step;
-    slot = slot + 1 == slots ? 0 : slot + 1;
+  for (int32_t left = 2 * slots; left > 0 && count < wanted;) {
+    const int32_t many = std::min(kSwept, slots - slot);
+    uint64_t stamped = kEach * head->step;  // what lies behind the last slot counts as used
+    copy_stamps(&stamped, stamps + slot, many);
+    uint64_t found = sweep(stamped, head->step, wanted - count);
+    copy_stamps(stamps + slot, &stamped, many);
+    for (; found != 0; found &= found - 1) slots_out[count++] = slot + __builtin_ctzll(found) / 8;
+    left -= many;
+    slot = slot + many == slots ? 0 : slot + many;
   }
-  for (int32_t at = 0; at < count; ++at) __builtin_prefetch(cache_slots + tokens[slots_out[at]], 1);
+  if (!has_index()) {  // whose lines the look-up has read
+    for (int32_t at = 0; at < count; ++at) ask_for(tokens[slots_out[at]]);
+  }
   if (count > 0) head->hand = (slots_out[count - 1] + 1) % slots;
   for (int32_t at = 0; at < count; ++at) {
-    cache_slots[tokens[slots_out[at]]] = 0;
-    mark(slots_out[at]);
+    forget(tokens[slots_out[at]]);
+    tokens[slots_out[at]] = kAbsent;
   }
   return count;
 }
 
 void Table::put(int32_t slot, int32_t position) noexcept {
   tokens[slot] = position;
-  cache_slots[position] = hint_of(slot, head->generation);
+  if (!has_index()) {
+    cache_slots[position] = hint_of(slot, head->generation);
+  } else if (!index.put(position, slot)) {
+    index_anew();
+  }
   head->reached = std::max(head->reached, position + 1);
 }
 
+void Table::forget(int32_t position) noexcept {
+  if (has_index()) {
+    index.drop(position);
+  } else {
+    cache_slots[position] = 0;
+  }
+}
+
+// Hardly any positions fill so many neighbouring lines; with another multiplier those fill others.
+void Table::index_anew() noexcept {
+  bool fits = false;
+  while (!fits) {
+    index.multiplier = SlotIndex::multiplier_of(++head->turn);
+    index.clear();
+    fits = true;
+    for (int32_t slot = 0; slot < head->num_touched && fits; ++slot) {
+      if (tokens[slot] != kAbsent) fits = index.put(tokens[slot], slot);
+    }
+  }
+}
+
 void Table::empty_slot(int32_t slot) noexcept {
-  cache_slots[tokens[slot]] = 0;
+  forget(tokens[slot]);
   tokens[slot] = kAbsent;
   free[head->num_free++] = slot;
 }
@@ -101,7 +174,9 @@ int64_t Table::invalidate_from(int32_t position) {
 
 void Table::reset() noexcept {
   begin_step();
-  if (head->generation == kGenerationMax) {
+  if (has_index()) {
+    index.clear();
+  } else if (head->generation == kGenerationMax) {
     std::fill(cache_slots, cache_slots + positions_max, Hint{0});
     head->generation = 0;
   }
@@ -133,13 +208,20 @@ std::vector<std::string> Table::check() const {
     }
   }
   if (num_resident + head->num_free != head->num_touched) wrong.push_back("a slot is lost");
+  if (has_index() && index.count() != num_resident) {
+    wrong.push_back("the index has " + std::to_string(index.count()) + " words for " +
+                    std::to_string(num_resident) + " rows");
+  }
   return wrong;
 }
 
-Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max)
+Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max, Layout layout)
     : num_tables_(num_tables),
       slots_(static_cast<int32_t>(slots)),
       positions_max_(static_cast<int32_t>(positions_max)),
+      has_index_(layout == Layout::kBySize
+                     ? 4 * int64_t{IndexLine::kWords} << SlotIndex::bits_for(slots) <= positions_max
+                     : layout == Layout::kIndex),
       table_bytes_([this] {
         Carver counting(nullptr);
         carve(counting);
@@ -148,7 +230,8 @@ Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max)
       memory_(static_cast<size_t>(num_tables) * table_bytes()) {
   for (int64_t number = 0; number < num_tables; ++number) {
     Header* const head = table(number).head;
-    head->generation = head->step = 1;
+    head->generation = 1;
+    head->step = kStampNext;
   }
 }
 
@@ -156,8 +239,14 @@ Table Tables::carve(Carver& carver) const noexcept {
   Table table{};
   table.tokens = carver.take<int32_t>(static_cast<size_t>(slots_));
   table.free = carver.take<int32_t>(static_cast<size_t>(slots_));
-  table.stamps = carver.take<uint8_t>(static_cast<size_t>(slots_) + 1);
-  table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));
+  table.stamps = carver.take<Stamp>(static_cast<size_t>(slots_) + 1);
+  if (has_index_) {
+    table.index.bits = SlotIndex::bits_for(slots_);
+    const auto num_words = static_cast<size_t>(table.index.num_words() + IndexLine::kWords);
+    table.index.words = carver.take<uint32_t>(num_words);
+  } else {
+    table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));
+  }
   table.slots = slots_;
   table.positions_max = positions_max_;
   return table;
@@ -169,6 +258,7 @@ Table Tables::table(int64_t number) const noexcept {
                 static_cast<size_t>(number) * table_bytes_);
   Table table = carve(carver);
   table.head = heads + number;
+  table.index.multiplier = SlotIndex::multiplier_of(table.head->turn);
   return table;
 }
 

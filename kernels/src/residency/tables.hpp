@@ -10,8 +10,14 @@
 // void at once. So a look-up touches one line, hit or miss, whatever the number of slots. Zeroed
 // memory is an empty table.
 //
-// A slot that this step uses is stamped with the step's number. A victim is the next slot from the
-// clock's hand on with another stamp: what the step uses is stamped first, so it evicts none of it.
+// A step looks up thousands of positions, and waits for as many lines where the words of a long
+// context are far apart. So a table with few slots for its positions has a SlotIndex instead, a few
+// hundred lines which most look-ups of a step share; that is cleared for another request.
+//
+// A slot that this step uses is stamped with the step's number, and with a chance if it was hit.
+// The clock's hand passes the slots with this step's stamp, takes the chance of another that has
+// one, and stops at one that has none: the victim. What the step uses is stamped first, so it
+// evicts none of it.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +26,7 @@
 
 #include "limits.hpp"
 #include "memory.hpp"
+#include "slot_index.hpp"
 
 namespace kvd::residency {
 
@@ -37,6 +44,13 @@ constexpr int32_t slot_in(Hint hint) noexcept {
   return static_cast<int32_t>(hint >> kGenerationBits);
 }
 constexpr uint32_t generation_in(Hint hint) noexcept { return hint & kGenerationMax; }
+
+// What a slot is stamped with: step above, and in the lowest bit whether it has a chance. After the
+// last step all of them keep that bit alone, once every 127 steps.
+using Stamp = uint8_t;
+constexpr Stamp kChance = 1;
+constexpr Stamp kStampNext = 2;  // from a step to the next
+constexpr Stamp kStampMax = UINT8_MAX - kChance;
 
 // Rows since the object was made; see engine_shim.hot_residency.HotStatistics.
 struct Counts {
@@ -59,8 +73,9 @@ struct alignas(64) Header {
   int32_t reached;      // no resident position is at or beyond it
   int32_t fresh_start, fresh_end;  // rows that this step writes
   int32_t all_used;     // whether this step was seen to use all slots
+  uint32_t turn;        // of the index
   uint32_t carries;     // bit per query: it has a threshold
-  uint8_t step;         // number of this step, from 1 to 255; then all stamps are cleared
+  Stamp step;           // stamp of what this step uses, without a chance
   float thresholds[kQueriesMax];
   Counts counts;
 };
@@ -70,18 +85,29 @@ struct Table {
   Header* head;
   int32_t* tokens;    // [slots], kAbsent in an emptied slot
   int32_t* free;      // [slots], a stack
-  uint8_t* stamps;    // [slots], and one more for what has no slot
-  Hint* cache_slots;  // [positions_max]
+  Stamp* stamps;      // [slots], and one more for what has no slot
+  Hint* cache_slots;  // [positions_max]; null in a table with an index
+  SlotIndex index;
   int32_t slots;
   int32_t positions_max;
 
+  bool has_index() const noexcept { return index.words != nullptr; }
+  // Asks for the line that says where a position is.
+  void ask_for(int32_t position) const noexcept {
+    __builtin_prefetch(has_index() ? static_cast<void*>(index.line_at(index.home_of(position).line))
+                                   : static_cast<void*>(cache_slots + position));
+  }
   // The slot of a position within [0, positions_max), or kAbsent.
   int32_t find(int32_t position) const noexcept {
+    if (has_index()) {
+      const int32_t slot = index.find(position);
+      return slot < slots ? slot : kAbsent;
+    }
     const Hint hint = cache_slots[position];
     const bool is_resident = generation_in(hint) == head->generation && slot_in(hint) < slots;
     return is_resident ? slot_in(hint) : kAbsent;
   }
-  void mark(int32_t slot) const noexcept { stamps[slot] = head->step; }
+  void mark_hit(int32_t slot) const noexcept { stamps[slot] = head->step | kChance; }
   bool is_fresh(int32_t position) const noexcept {
     return head->fresh_start <= position && position < head->fresh_end;
   }
@@ -89,8 +115,8 @@ struct Table {
   void begin_step() noexcept;
   // Rows [start, end) that this step writes get slots, the newest first.
   void admit(int32_t start, int32_t end) noexcept;
-  // Slots for up to `wanted` rows, free ones first, then victims; returns how many there are.
-  // What is behind them in `slots_out` is undefined.
+  // Slots for up to `wanted` rows, which use them, free ones first, then victims; returns how many
+  // there are. What is behind them in `slots_out` is undefined.
   int32_t take_slots(int32_t wanted, int32_t* slots_out) noexcept;
   void put(int32_t slot, int32_t position) noexcept;
   int64_t invalidate_from(int32_t position);
@@ -99,17 +125,23 @@ struct Table {
 
  private:
   int32_t victims(int32_t wanted, int32_t* slots_out) noexcept;
+  void forget(int32_t position) noexcept;
+  void index_anew() noexcept;
   void empty_slot(int32_t slot) noexcept;
 };
 
+enum class Layout { kBySize, kMap, kIndex };
+
 class Tables {
  public:
-  Tables(int64_t num_tables, int64_t slots, int64_t positions_max);
+  // By size: an index where it has at most a quarter of the words that the positions would have.
+  Tables(int64_t num_tables, int64_t slots, int64_t positions_max, Layout layout);
 
   Table table(int64_t number) const noexcept;
   int64_t num_tables() const noexcept { return num_tables_; }
   int32_t slots() const noexcept { return slots_; }
   int32_t positions_max() const noexcept { return positions_max_; }
+  bool has_index() const noexcept { return has_index_; }
   size_t table_bytes() const noexcept { return table_bytes_ + sizeof(Header); }
 
  private:
@@ -118,6 +150,7 @@ class Tables {
   int64_t num_tables_;
   int32_t slots_;
   int32_t positions_max_;
+  bool has_index_;
   size_t table_bytes_;  // without its header
   Memory memory_;       // all headers, which are touched at once; then the tables
 };

@@ -91,13 +91,6 @@ def test_lru_misses_what_a_dumb_one_misses(baselines: Baselines) -> None:
         assert lru.misses(np.array([token], np.int32)) == dumb.misses(token)
 
 
-def test_a_second_chance_misses_what_a_dumb_one_misses(baselines: Baselines) -> None:
-    rng, clock, dumb = random.Random(7), baselines.second_chance(12, 64), DumbClock(12)
-    for _ in range(400):
-        step = sorted(rng.sample(range(rng.choice((16, 64))), rng.randrange(1, 16)))
-        assert clock.misses(np.array(step, np.int32)) == dumb.misses(step)
-
-
 def as_lists(steps: Sequence[Sequence[Ints]]) -> list[list[list[int]]]:
     return [[row.tolist() for row in step] for step in steps]
 
@@ -113,29 +106,3 @@ class DumbLru:
         held = token in self._held
         self._held = [*(other for other in self._held if other != token), token][-self._slots :]
         return int(not held)
-
-
-class DumbClock:
-    """A list whose head is the hand: [token, chance] of each slot, the next victim first."""
-
-    def __init__(self, slots: int) -> None:
-        self._ring: list[tuple[int | None, bool]] = [(None, False)] * slots
-
-    def misses(self, step: list[int]) -> int:
-        held = {token for token, _ in self._ring}
-        self._ring = [(token, chance or token in step) for token, chance in self._ring]
-        missed = [token for token in step if token not in held]
-        for new in missed:
-            self._place(new, step)
-        return len(missed)
-
-    def _place(self, new: int, step: list[int]) -> None:
-        for _ in range(2 * len(self._ring)):
-            token, chance = self._ring.pop(0)
-            if token in step:
-                self._ring.append((token, chance))
-            elif chance:
-                self._ring.append((token, False))
-            else:
-                self._ring.append((new, False))
-                return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,20 @@ def same(native: Plan, defined: Plan) -> Plan:
     assert native.scratch == defined.scratch
     assert (native.slots, native.num_given) == (defined.slots, defined.num_given)
     return native
+
+
+@pytest.mark.parametrize("kernel", residency_kernels())
+def test_rows_that_come_back_are_spared_alike(kernel: str) -> None:
+    draw = random.Random(8)
+    books, defined = NativeBooks(kernel)(37, LAST), ClockResidency(37, LAST)
+    selection = draw.sample(range(LAST), 20)
+    for _ in range(300):
+        selection = [it if draw.random() < 0.8 else draw.randrange(LAST) for it in selection]
+        for each in (books, defined):
+            each.begin_step()
+        same(books.select([selection]), defined.select([selection]))
+    assert books.statistics() == defined.statistics()
+    assert books.statistics().evicted > 0
 
 
 selections = st.lists(st.lists(st.integers(-1, LAST - 1), max_size=20), max_size=4)
