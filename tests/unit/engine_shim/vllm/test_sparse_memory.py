@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -50,6 +50,23 @@ class Client:
         self.forgotten.append(region)
 
 
+Clients = Callable[..., Client]
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    """Makes clients, and closes what they handed out."""
+    made: list[Client] = []
+
+    def make(*refusals: str) -> Client:
+        made.append(Client(*refusals))
+        return made[-1]
+
+    yield make
+    for memory in (one for client in made for one in client.memory):
+        memory.close()
+
+
 @pytest.fixture
 def device() -> Iterator[Device]:
     made = CpuDevice()
@@ -64,9 +81,9 @@ def memory_of(client: Client, device: Device, plan: SparsePlan = PLAN) -> Sparse
     return SparseMemory(cast(KvdClient, client), "e-kv", plan, device, options)
 
 
-def test_what_may_pass_is_waited_for(device: Device) -> None:
+def test_what_may_pass_is_waited_for(clients: Clients, device: Device) -> None:
     """Memory is short while other ranks have the lost region mapped."""
-    client = Client("memory_short", "starting", "busy")
+    client = clients("memory_short", "starting", "busy")
     memory = memory_of(client, device)
     hot, region = memory.open(10.0)
     region[:4] = b"rows"
@@ -79,9 +96,9 @@ def test_what_may_pass_is_waited_for(device: Device) -> None:
     ("refusals", "deadline_s"), [(["region_exists"], 10.0), (["memory_short"] * 99, 0.12)]
 )
 def test_what_does_not_pass_is_raised_and_may_be_tried_again(
-    refusals: list[str], deadline_s: float, device: Device
+    refusals: list[str], deadline_s: float, clients: Clients, device: Device
 ) -> None:
-    client = Client(*refusals)
+    client = clients(*refusals)
     memory = memory_of(client, device)
     with pytest.raises(KvdRefused, match=refusals[0]):
         memory.open(deadline_s)
@@ -90,8 +107,10 @@ def test_what_does_not_pass_is_raised_and_may_be_tried_again(
     memory.close()
 
 
-def test_a_lost_connection_is_waited_for_by_the_next_attempt(device: Device) -> None:
-    client = Client("unreachable")
+def test_a_lost_connection_is_waited_for_by_the_next_attempt(
+    clients: Clients, device: Device
+) -> None:
+    client = clients("unreachable")
     client.state = LinkState.LOST
     memory = memory_of(client, device)
     memory.open(10.0)
@@ -101,8 +120,10 @@ def test_a_lost_connection_is_waited_for_by_the_next_attempt(device: Device) -> 
         memory.open(10.0)
 
 
-def test_another_region_follows_a_lost_one_with_other_hot_buffers(device: Device) -> None:
-    client = Client()
+def test_another_region_follows_a_lost_one_with_other_hot_buffers(
+    clients: Clients, device: Device
+) -> None:
+    client = clients()
     memory = memory_of(client, device)
     first, _ = memory.open(1.0)
     memory.lose()
@@ -118,9 +139,9 @@ def test_another_region_follows_a_lost_one_with_other_hot_buffers(device: Device
     memory.close()
 
 
-def test_a_load_that_failed_unheard_does_not_keep_the_buffers() -> None:
+def test_a_load_that_failed_unheard_does_not_keep_the_buffers(clients: Clients) -> None:
     device = FaultyDevice(CpuDevice(), [Rule(Fail(), stream="hot", kind="copy", nth=1)])
-    memory = memory_of(Client(), device)
+    memory = memory_of(clients(), device)
     hot, _ = memory.open(1.0)
     handle = hot.open("r", [0, 1, 2])
     for layer in range(PLAN.region.num_layers):
@@ -134,9 +155,9 @@ def test_a_load_that_failed_unheard_does_not_keep_the_buffers() -> None:
 
 
 def test_buffers_whose_copy_does_not_end_are_kept(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    clients: Clients, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = memory_of(client := Client(), device)
+    memory = memory_of(client := clients(), device)
     hot, _ = memory.open(1.0)
 
     def stuck() -> None:
