@@ -44,7 +44,8 @@ def test_sparse_models_say_on_rolling_buffers_what_they_say_without(
                 again = engine.generate(asked(), NEW_TOKENS)
                 found = [(len(tokens) - 1) // size * size for tokens in asked()]
                 assert [answer.num_cached for answer in again] == found
-                assert_same(again, stock)
+                # What follows a hit is computed in other chunks: 5.7e-6 was seen on an AMD EPYC.
+                assert_same(again, stock, 4)
 
 
 def test_damaged_indexer_keys_void_their_layer_s_rows_with_them(
