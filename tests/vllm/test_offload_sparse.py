@@ -39,12 +39,13 @@ def test_sparse_models_say_on_rolling_buffers_what_they_say_without(
             transfer = node.rolling(buffers, policy="recompute")
             transfer["kv_connector_extra_config"]["layerwise_independent_layers"] = [0, -1]
             with Engine(model, kv_transfer_config=transfer, **HOW) as engine:
-                assert_same(engine.generate(asked(), NEW_TOKENS), stock)
+                # What follows a hit is computed in other chunks: 5.7e-6 was seen on an AMD EPYC.
+                got = engine.generate(asked(), NEW_TOKENS)
+                assert_same(got, stock, 5 if got[0].num_cached == 0 else 4)
                 size = engine.block_tokens
                 again = engine.generate(asked(), NEW_TOKENS)
                 found = [(len(tokens) - 1) // size * size for tokens in asked()]
                 assert [answer.num_cached for answer in again] == found
-                # What follows a hit is computed in other chunks: 5.7e-6 was seen on an AMD EPYC.
                 assert_same(again, stock, 4)
 
 
