@@ -185,17 +185,26 @@ def abort_at_each_step(engine: Engine, length: int, num_tokens: int) -> None:
             core.step()
 
 
-def assert_same(got: Iterable[Answer], wanted: Iterable[Answer], digits: int = 5) -> None:
+def assert_same(got: Iterable[Answer], wanted: Iterable[Answer], digits: int = 0) -> None:
     """Assert that answers have the same tokens, and log probabilities that agree to some digits.
+
+    Args: digits: after the point, 0 for 5; or for 4 where another number of tokens was found: then
+        prompts were computed in other pieces, matrices have other shapes, and kernels of some
+        processors add in another order (5.7e-6 were seen on Zen 4, with logits of about 4).
 
     Raises: AssertionError naming the first token that differs, and by how much, per answer.
     """
     told = [
         f"answer {number}: {text}"
         for number, (one, other) in enumerate(zip(got, wanted, strict=True))
-        if (text := difference(one, other, digits)) is not None
+        if (text := difference(one, other, digits or _digits(one, other))) is not None
     ]
     assert not told, "\n".join(("answers differ", *told[:SHOWN_MAX]))
+
+
+def _digits(got: Answer, wanted: Answer) -> int:
+    """Digits in which two answers to one prompt agree, unless a test knows better."""
+    return 5 if got.num_cached == wanted.num_cached else 4
 
 
 def difference(got: Answer, wanted: Answer, digits: int) -> str | None:

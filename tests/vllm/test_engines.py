@@ -41,6 +41,15 @@ def test_small_difference_is_none_at_fewer_digits() -> None:
         assert_same([near], [SAID], digits=5)
 
 
+def test_what_follows_a_hit_may_differ_by_a_digit_more() -> None:
+    near = replace(SAID, logprobs=(-0.5, -1.00003))
+    with pytest.raises(AssertionError, match="differ by 3"):
+        assert_same([near], [SAID])
+    assert_same([replace(near, num_cached=SAID.num_cached + 16)], [SAID])
+    with pytest.raises(AssertionError, match="differ by 3"):
+        assert_same([replace(near, num_cached=SAID.num_cached + 16)], [SAID], digits=5)
+
+
 def test_prompts_of_two_seeds_begin_differently() -> None:
     assert prompt(1, 50) == prompt(1, 80)[:50]
     assert prompt(1, 16) != prompt(2, 16)

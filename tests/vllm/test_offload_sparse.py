@@ -39,14 +39,12 @@ def test_sparse_models_say_on_rolling_buffers_what_they_say_without(
             transfer = node.rolling(buffers, policy="recompute")
             transfer["kv_connector_extra_config"]["layerwise_independent_layers"] = [0, -1]
             with Engine(model, kv_transfer_config=transfer, **HOW) as engine:
-                # What follows a hit is computed in other chunks: 5.7e-6 was seen on an AMD EPYC.
-                got = engine.generate(asked(), NEW_TOKENS)
-                assert_same(got, stock, 5 if got[0].num_cached == 0 else 4)
+                assert_same(engine.generate(asked(), NEW_TOKENS), stock)
                 size = engine.block_tokens
                 again = engine.generate(asked(), NEW_TOKENS)
                 found = [(len(tokens) - 1) // size * size for tokens in asked()]
                 assert [answer.num_cached for answer in again] == found
-                assert_same(again, stock, 4)
+                assert_same(again, stock)
 
 
 def test_damaged_indexer_keys_void_their_layer_s_rows_with_them(
