@@ -39,6 +39,7 @@ OPTIONAL = {
     "unpin": 1,
     "events": 0,
     "drop_transfer": 1,
+    "stats": 2,
 }
 """Trailing fields that a client of the first version of the protocol need not send."""
 
