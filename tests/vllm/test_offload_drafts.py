@@ -30,6 +30,10 @@ LATENT: Final = {
     "attention_config": {"backend": "CPU_MLA"},
 }
 
+VERIFIED_DIGITS: Final = 4
+"""Digits in which answers with guesses agree with those without: a step that verifies positions has
+matrices of another shape, and on Zen 4 a difference of 5.7e-6 was seen."""
+
 
 def asked() -> list[list[int]]:
     """Prompts whose answers repeat themselves here and there, where the guess is right."""
@@ -116,8 +120,8 @@ def test_steps_without_guesses_at_the_end_of_the_context_keep_the_gate_right(
             "deepseek_v32_mtp", kv_transfer_config=node.rolling(2), **guessing(3, how)
         ) as engine,
     ):
-        assert_same(engine.generate(prompts, 20), wanted)
-        assert_same(engine.generate(prompts, 20), wanted)
+        assert_same(engine.generate(prompts, 20), wanted, VERIFIED_DIGITS)
+        assert_same(engine.generate(prompts, 20), wanted, VERIFIED_DIGITS)
 
 
 def test_resident_buffers_save_and_find_what_was_guessed_right() -> None:
@@ -129,5 +133,5 @@ def test_resident_buffers_save_and_find_what_was_guessed_right() -> None:
                 "deepseek_v32_mtp", kv_transfer_config=transfer, **guessing(2, CHUNKED)
             ) as engine:
                 answers = engine.generate(asked(), NEW_TOKENS)
-                assert_same(answers, wanted)
+                assert_same(answers, wanted, VERIFIED_DIGITS)
         assert [answer.num_cached for answer in answers] == [128, 0]
