@@ -50,8 +50,8 @@ MUTANTS: Final = (
     Mutant(
         "the checksum of an opaque block is compared with its valid rows only",
         "engine_shim.layer_rows",
-        "            tokens = size if self._opaque or known is None else known.tokens\n",
-        "            tokens = size if known is None else known.tokens\n",
+        "        covered = size if self._opaque or known is None else known.tokens\n",
+        "        covered = size if known is None else known.tokens\n",
         PIPELINE,
     ),
     Mutant(

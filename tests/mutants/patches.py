@@ -111,10 +111,14 @@ def source_path(module: str) -> Path:
 
     Raises: PatchError when there is no such module.
     """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise PatchError(f"there is no module {module}")
-    return Path(spec.origin)
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(top)  # of a module below it this would import the packages
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(place, *parts)
+        for found in (path.with_suffix(".py"), path / "__init__.py"):
+            if found.is_file():
+                return found
+    raise PatchError(f"there is no module {module}")
 
 
 class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -50,13 +50,6 @@ MUTANTS: Final = (
         ("slots taken early",),
     ),
     Mutant(
-        "a slot that is still saved is taken early",
-        "engine_shim.client.slots",
-        "        if not (use.is_busy or use.reads):\n",
-        "        if not use.reads:\n",
-        ("slots taken early",),
-    ),
-    Mutant(
         "a save does not wait for loads",
         "engine_shim.saver",
         "        self._order.wait_for_loads(task.step.seconds_left())\n",
