@@ -30,10 +30,6 @@ LATENT: Final = {
     "attention_config": {"backend": "CPU_MLA"},
 }
 
-VERIFIED_DIGITS: Final = 4
-"""Digits in which answers with guesses agree with those without: a step that verifies positions has
-matrices of another shape, and on Zen 4 a difference of 5.7e-6 was seen."""
-
 
 def asked() -> list[list[int]]:
     """Prompts whose answers repeat themselves here and there, where the guess is right."""
@@ -70,7 +66,12 @@ def said(node: Node) -> str:
 
 
 def stock(model: str, how: Mapping[str, Any]) -> list[Answer]:
-    """What the model says without kvd."""
+    """What the model says without kvd, with the same guesses where a run has guesses.
+
+    A step that verifies positions has matrices of another shape than one that does not. Where the
+    kernels of a processor add in another order then, as on Zen 4, a near tie among the indexer's
+    scores selects another row, and vLLM itself says something else.
+    """
     with Engine(model, enable_prefix_caching=False, **how) as engine:
         return engine.generate(asked(), NEW_TOKENS)
 
@@ -111,7 +112,7 @@ def test_steps_without_guesses_at_the_end_of_the_context_keep_the_gate_right(
     """Where no guess fits any more the draft layer is not run: its slot is let go all the same."""
     how = {**CHUNKED, "max_model_len": 320}
     prompts = [prompt(1, 300), prompt(2, 290)]
-    with Engine("deepseek_v32_mtp", enable_prefix_caching=False, **how) as engine:
+    with Engine("deepseek_v32_mtp", enable_prefix_caching=False, **guessing(3, how)) as engine:
         wanted = engine.generate(prompts, 20)
     tamper.faulty_device(monkeypatch, LATE)
     with (
@@ -120,12 +121,12 @@ def test_steps_without_guesses_at_the_end_of_the_context_keep_the_gate_right(
             "deepseek_v32_mtp", kv_transfer_config=node.rolling(2), **guessing(3, how)
         ) as engine,
     ):
-        assert_same(engine.generate(prompts, 20), wanted, VERIFIED_DIGITS)
-        assert_same(engine.generate(prompts, 20), wanted, VERIFIED_DIGITS)
+        assert_same(engine.generate(prompts, 20), wanted)
+        assert_same(engine.generate(prompts, 20), wanted)
 
 
 def test_resident_buffers_save_and_find_what_was_guessed_right() -> None:
-    wanted = stock("deepseek_v32_mtp", CHUNKED)
+    wanted = stock("deepseek_v32_mtp", guessing(2, CHUNKED))
     with Node() as node:
         transfer = node.transfer(offload="resident")
         for _ in range(2):
@@ -133,5 +134,5 @@ def test_resident_buffers_save_and_find_what_was_guessed_right() -> None:
                 "deepseek_v32_mtp", kv_transfer_config=transfer, **guessing(2, CHUNKED)
             ) as engine:
                 answers = engine.generate(asked(), NEW_TOKENS)
-                assert_same(answers, wanted, VERIFIED_DIGITS)
+                assert_same(answers, wanted)
         assert [answer.num_cached for answer in answers] == [128, 0]
