@@ -15,7 +15,7 @@ read may be wrong, so whoever learns of a failure must poison what came of it. A
 reported by the first *mark* of each kind behind it in its stream:
 
 * an event recorded there: `query` and `wait` raise it, as often as they are asked;
-* a host function launched there: it is called with the failure, or with None;
+* a host function or notification launched there: it is called with the failure, or with None;
 * `synchronize`: raises it once.
 
 A mark reports the first failure since the mark of the same kind before it, so each failure reaches
@@ -221,10 +221,17 @@ class Stream(Protocol):
         """
 
     def launch_host(self, function: HostFunction) -> None:
-        """Call a function on the host when all operations before it have ended.
+        """Call a function on the host when all operations before it have ended, and before those
+        behind it begin.
 
         It is called exactly once; on a stream that is closed before that, with a failure (cancelled
         or abandoned). If it raises, the operation fails with host_function_failed.
+        """
+
+    def notify_host(self, function: HostFunction) -> None:
+        """Call a function as `launch_host` does, but let operations behind it begin meanwhile.
+
+        Host functions and notifications of a stream are called in their order, one at a time.
         """
 
     def record(self, event: Event) -> None:

@@ -68,19 +68,29 @@ class SharedState:
         return True
 
 
+def _not_begun() -> bool:
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class Op:
     """A queued operation.
 
-    run:    does it; returns its failure.
+    run:    does it, or waits for its end; returns its failure.
     cancel: tells whoever waits for it, when it will not run.
     end:    runs under the lock, after the outcome was noted.
+    begun:  whether it was begun before its turn and cannot be taken back; asked to cancel it.
+    flows:  whether it runs before its turn, and its end rouses the stream's thread.
+    holds:  whether copies behind it must wait for its turn to end.
     """
 
     label: str
     run: Callable[[], DeviceError | None]
     cancel: Callable[[DeviceError], None] = lambda _: None
     end: Callable[[], None] = lambda: None
+    begun: Callable[[], bool] = _not_begun
+    flows: bool = False
+    holds: bool = False
     ended: bool = False
 
 

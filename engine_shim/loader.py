@@ -113,7 +113,7 @@ class Loader:
             state.load_event = self._device.event()
             self._stream.record(state.load_event)
             ended = partial(self._ended, step, layer, plan, started)
-            self._stream.launch_host(ended)
+            self._stream.notify_host(ended)
         except (KvdRefused, DeviceError):
             self._tell(state, ok=False)
             raise

@@ -133,7 +133,7 @@ class Saver:
         started = time.monotonic_ns()
         plan.submit(self._stream, pool, self._memory)
         ended = partial(self._ended, task, state, plan, started)
-        self._stream.launch_host(ended)
+        self._stream.notify_host(ended)
         self.num_bytes += plan.num_bytes
 
     def _lose(self, task: SaveTask, failure: StepFailed) -> None:

@@ -250,6 +250,13 @@ class FaultyStream:
 
     def launch_host(self, function: HostFunction) -> None:
         """Call a function, or not, or later, or twice."""
+        self._call_host(function, self.inner.launch_host)
+
+    def notify_host(self, function: HostFunction) -> None:
+        """The same for a notification; rules see both as `host`."""
+        self._call_host(function, self.inner.notify_host)
+
+    def _call_host(self, function: HostFunction, launch: Callable[[HostFunction], None]) -> None:
         op, fault = self._device.submitted(self.name, "host")
         self._flush()
         self._before(op, fault)
@@ -270,7 +277,7 @@ class FaultyStream:
         if isinstance(fault, Fail):
             self._inject(op, fault)
         if not isinstance(fault, Lose):
-            self.inner.launch_host(deliver)
+            launch(deliver)
 
     def record(self, event: Event) -> None:
         """Let the event be complete in time, or late, or never."""

@@ -8,6 +8,7 @@ buffers in, numbers out.
 * `Mapping`: one `mmap` of a file descriptor, with bounds on every access.
 * `copy_spans`: a list of byte ranges from one mapping into another, past the cache.
 * `copy_sums`: the same with a checksum of each group of ranges; `checksum_spans` only reads.
+* `CopyQueue`: such copies one after another in a native thread.
 * `GateWaiter`: sleeping until a slot's word on a gate page says free.
 * `crc32c`: checksum of headers and spans.
 * `BlockIndex`: a hash table of block keys that costs no Python object per key.
@@ -36,6 +37,7 @@ from typing import Final, NamedTuple
 from kvd_kernels import _host
 from kvd_kernels._host import (
     BlockIndex,
+    CopyQueue,
     Mapping,
     checksum_spans,
     copy_kernels,
@@ -68,6 +70,7 @@ __all__ = [
     "WORD_HELD",
     "WORD_QUARANTINED",
     "BlockIndex",
+    "CopyQueue",
     "GateStatistics",
     "GateWaiter",
     "Mapping",

@@ -3,11 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <bit>
-#include <cstring>
 #include <limits>
-#include <string_view>
 
+#include "bind_spans.hpp"
 #include "convert.hpp"
 #include "copy.hpp"
 #include "copy_team.hpp"
@@ -73,122 +71,27 @@ seed is the CRC of the bytes before, so crc32c(b, crc32c(a)) == crc32c(a + b). U
 instruction where there is one. The interpreter lock is released above 16 KiB. data: C-contiguous,
 bytes-like. ValueError for a seed outside 0 to 2**32 - 1. Defined by reference.py::crc32c.)";
 
-static_assert(std::endian::native == std::endian::little, "'<' is taken for native below");
-
-bool holds_words(const Py_buffer& view, Py_ssize_t width, std::string_view words) {
-  std::string_view format = view.format == nullptr ? "B" : view.format;
-  if (format.size() == 2 && std::string_view("@=<").find(format[0]) != std::string_view::npos) {
-    format.remove_prefix(1);
-  }
-  if (format.size() != 1) return false;
-  const std::string_view kinds = view.itemsize == width ? words : view.itemsize == 1 ? "Bbc" : "";
-  return kinds.find(format[0]) != std::string_view::npos;
-}
-
-void require_rows(const Bytes& spans, size_t words, const char* row) {
-  if (!holds_words(spans.view(), 8, "QLql")) {
-    const std::string format = spans.view().format == nullptr ? "B" : spans.view().format;
-    throw nb::type_error(("spans must be native u64 " + std::string(row) +
-                          " or bytes, not format '" + format +
-                          "': use array('Q') or numpy uint64")
-                             .c_str());
-  }
-  if (spans.size() % (words * sizeof(uint64_t)) != 0) {
-    throw std::invalid_argument("spans has " + std::to_string(spans.size()) +
-                                " bytes, which is not a multiple of " +
-                                std::to_string(words * sizeof(uint64_t)) + ": give " + row +
-                                " of u64 each");
-  }
-}
-
-// The caller's array may change between the check and the copy, and it may be misaligned.
-template <typename Item>
-std::vector<Item> private_copy(const Bytes& items) {
-  std::vector<Item> own(items.size() / sizeof(Item));
-  if (!own.empty()) std::memcpy(own.data(), items.data(), items.size());
-  return own;
-}
-
-constexpr const char* kTriples = "triples (dst_offset, src_offset, nbytes)";
-constexpr const char* kPairs = "pairs (offset, nbytes)";
-
-size_t team_size(nb::handle threads) {
-  return static_cast<size_t>(integer_within(threads, "threads", 1, kTeamMax));
-}
-
 uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
                     const std::string& kernel, nb::handle threads) {
   const size_t team = team_size(threads);
   const CopyFn copy = find_copy_kernel(kernel).copy;
-  const Lease dst_lease(dst.region);
-  const Lease src_lease(src.region);
-  dst.region->require_writable();
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
   const nb::gil_scoped_release unlocked;
-  const auto checked = private_copy<Span>(bytes);
-  const uint64_t total = check_spans(*dst.region, *src.region, checked);
-  copy_in_team(copy, dst.region->data(), src.region->data(), checked, team);
-  return total;
+  return run_copy(dst.region, src.region, private_copy<Span>(bytes), copy, team);
 }
-
-// The groups of a call: how many spans each has, and where their checksums go.
-class Groups {
- public:
-  Groups(nb::handle counts, nb::handle sums) : counts_(counts, "counts"), sums_(sums, "sums") {
-    for (const Bytes* words : {&counts_, &sums_}) {
-      if (!holds_words(words->view(), 4, "ILil") || words->size() % sizeof(uint32_t) != 0) {
-        throw nb::type_error("counts and sums must be native u32 words: use array('I')");
-      }
-    }
-    if (sums_.view().readonly != 0) throw std::invalid_argument("sums is read-only");
-    if (sums_.size() != counts_.size()) {
-      throw std::invalid_argument("sums has " + std::to_string(sums_.size() / 4) + " words for " +
-                                  std::to_string(counts_.size() / 4) + " groups");
-    }
-    own_counts = private_copy<uint32_t>(counts_);
-    own_sums = private_copy<uint32_t>(sums_);
-  }
-
-  void require_total(size_t spans) const {
-    uint64_t total = 0;
-    for (const uint32_t count : own_counts) total += count;
-    if (total != spans) {
-      throw std::invalid_argument("counts add up to " + std::to_string(total) + ", not to the " +
-                                  std::to_string(spans) + " spans");
-    }
-  }
-
-  void store() {
-    if (!own_sums.empty()) std::memcpy(sums_.view().buf, own_sums.data(), sums_.size());
-  }
-
-  std::vector<uint32_t> own_counts;
-  std::vector<uint32_t> own_sums;
-
- private:
-  Bytes counts_;
-  Bytes sums_;
-};
 
 uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb::handle counts,
                    nb::handle sums, const std::string& kernel, nb::handle threads) {
   const size_t team = team_size(threads);
   const CopySumFn copy = find_copy_kernel(kernel).copy_sum;
-  const Lease dst_lease(dst.region);
-  const Lease src_lease(src.region);
-  dst.region->require_writable();
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
   Groups groups(counts, sums);
   uint64_t total = 0;
   {
     const nb::gil_scoped_release unlocked;
-    const auto checked = private_copy<Span>(bytes);
-    groups.require_total(checked.size());
-    total = check_sum_spans(*dst.region, *src.region, checked);
-    copy_sums_in_team(copy, dst.region->data(), src.region->data(), checked, groups.own_counts,
-                      groups.own_sums.data(), team);
+    total = run_copy(dst.region, src.region, private_copy<Span>(bytes), groups, copy, team);
   }
   groups.store();
   return total;

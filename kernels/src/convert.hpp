@@ -60,5 +60,6 @@ void bind_ops(nb::module_& module);
 void bind_gate(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_links(nb::module_& module);
+void bind_queue(nb::module_& module);
 
 }  // namespace kvd

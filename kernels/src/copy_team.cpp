@@ -1,13 +1,14 @@
 #include "copy_team.hpp"
 
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "signals.hpp"
 
 namespace kvd {
 namespace {
@@ -20,22 +21,6 @@ struct Batch {
   size_t num_spans;
   size_t first_group;
   size_t num_groups;
-};
-
-// No signal is for a helper: handlers belong to the threads of whoever calls.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
 };
 
 // Keeps a helper off the CPU that its caller works on. Otherwise, where the other CPUs are busy for

@@ -95,4 +95,5 @@ NB_MODULE(_host, module) {
   kvd::bind_gate(module);
   kvd::bind_index(module);
   kvd::bind_links(module);
+  kvd::bind_queue(module);
 }

@@ -6,15 +6,16 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from engine_shim import device_cpu, device_memory
+from engine_shim import device_cpu_stream, device_memory
 from engine_shim.device import DeviceCode, DeviceError
 from engine_shim.device_cpu import CpuDevice
 from engine_shim.device_memory import MemfdMemory
 from kvd.plan.runs import CopySpans
-from kvd_kernels.host import Mapping
+from kvd_kernels.host import CopyQueue, Mapping
 
 SECOND = 1_000_000_000
 WAIT_S = 30.0
@@ -260,7 +261,7 @@ def test_stuck_host_function_does_not_keep_others_waiting(
     stream.record(event)
     assert entered.wait(WAIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(device_cpu, "CANCEL_GRACE_NS", 50_000_000)
+        patch.setattr(device_cpu_stream, "CANCEL_GRACE_NS", 50_000_000)
         with pytest.raises(DeviceError, match=r"timeout: stream save .* host function") as error:
             stream.close(0)
     assert error.value.code is DeviceCode.TIMEOUT
@@ -304,7 +305,7 @@ def test_close_of_the_device_closes_all_streams_and_raises_the_first_error(
     hung.launch_host(stuck)
     fine.launch_host(done.append)
     assert entered.wait(WAIT_S)
-    monkeypatch.setattr(device_cpu, "CANCEL_GRACE_NS", 50_000_000)
+    monkeypatch.setattr(device_cpu_stream, "CANCEL_GRACE_NS", 50_000_000)
     with pytest.raises(DeviceError, match="copy_failed"):
         device.close(50_000_000)
     assert done == [None]
@@ -322,12 +323,18 @@ def test_threads_end_with_their_streams(device: CpuDevice) -> None:
     assert "cpu0-load" not in names
 
 
-@pytest.mark.parametrize(("nbytes", "threads"), [(device_cpu.TEAM_BYTES_MIN, 2), (4096, 1)])
+@pytest.mark.parametrize(("nbytes", "threads"), [(device_cpu_stream.TEAM_BYTES_MIN, 2), (4096, 1)])
 def test_only_a_large_copy_has_several_threads(
     monkeypatch: pytest.MonkeyPatch, nbytes: int, threads: int
 ) -> None:
     teams: list[int] = []
-    monkeypatch.setattr(device_cpu, "copy_spans", lambda *_, threads: teams.append(threads))
+
+    class Queue(CopyQueue):
+        def submit(self, *lists: Any, kernel: str = "auto", threads: int = 1) -> int:
+            teams.append(threads)
+            return super().submit(*lists, kernel=kernel, threads=threads)
+
+    monkeypatch.setattr(device_cpu_stream, "CopyQueue", Queue)
     device = CpuDevice(copy_threads=2)
     src, dst = device.alloc(nbytes, "src"), device.alloc(nbytes, "dst")
     spans = CopySpans()

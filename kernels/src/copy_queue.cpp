@@ -1,0 +1,118 @@
+#include "copy_queue.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "signals.hpp"
+
+namespace kvd {
+
+CopyQueue::~CopyQueue() {
+  if (mark_.same_process()) {
+    close();
+  } else if (thread_.joinable()) {
+    thread_.detach();  // there is no such thread in a forked child
+  }
+}
+
+void CopyQueue::require_own_process() const {
+  if (mark_.same_process()) return;
+  throw std::invalid_argument("the queue belongs to the parent process: make one here");
+}
+
+uint64_t CopyQueue::submit(Work work) {
+  require_own_process();
+  const auto job = std::make_shared<Job>();
+  job->work = std::move(work);
+  const std::lock_guard lock(mutex_);
+  if (closing_) throw std::invalid_argument("the queue is closed");
+  if (!thread_.joinable()) {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run(); });
+  }
+  jobs_.emplace(++last_, job);
+  queue_.push_back(job);
+  work_came_.notify_one();
+  return last_;
+}
+
+void CopyQueue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    while (queue_.empty() && !closing_) work_came_.wait(lock);
+    if (queue_.empty()) return;
+    const std::shared_ptr<Job> job = std::move(queue_.front());
+    queue_.pop_front();
+    job->begun = true;
+    lock.unlock();
+    try {
+      job->result = job->work();
+    } catch (...) {
+      job->error = std::current_exception();
+    }
+    lock.lock();
+    job->ended = true;
+    ++events_;
+    ended_.notify_all();
+    news_.notify_all();
+  }
+}
+
+uint64_t CopyQueue::finish(uint64_t ticket) {
+  require_own_process();
+  std::unique_lock lock(mutex_);
+  const auto found = jobs_.find(ticket);
+  if (found == jobs_.end()) {
+    throw std::invalid_argument("ticket " + std::to_string(ticket) +
+                                " is none that has not been finished");
+  }
+  const std::shared_ptr<Job> job = found->second;
+  jobs_.erase(found);
+  while (!job->ended) ended_.wait(lock);
+  if (job->error) std::rethrow_exception(job->error);
+  return job->result;
+}
+
+bool CopyQueue::cancel(uint64_t ticket) {
+  require_own_process();
+  const std::lock_guard lock(mutex_);
+  const auto found = jobs_.find(ticket);
+  if (found == jobs_.end() || found->second->begun) return false;
+  std::erase(queue_, found->second);
+  jobs_.erase(found);
+  return true;
+}
+
+uint64_t CopyQueue::wait(uint64_t seen) {
+  require_own_process();
+  std::unique_lock lock(mutex_);
+  while (events_ == seen && !closing_) news_.wait(lock);
+  return events_;
+}
+
+void CopyQueue::rouse() {
+  require_own_process();
+  const std::lock_guard lock(mutex_);
+  ++events_;
+  news_.notify_all();
+}
+
+void CopyQueue::close() {
+  require_own_process();
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    for (const std::shared_ptr<Job>& job : queue_) {
+      job->error = std::make_exception_ptr(std::invalid_argument("the queue was closed before it"));
+      job->ended = true;
+    }
+    queue_.clear();
+    work_came_.notify_all();
+    ended_.notify_all();
+    news_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace kvd
