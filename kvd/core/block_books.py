@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from kvd.core.block_columns import U32, BlockColumns
-from kvd.core.block_types import BlockKey, BlockShape, BlockState, Changes, Fill
+from kvd.core.block_types import (
+    FILLING,
+    READY,
+    BlockKey,
+    BlockShape,
+    BlockState,
+    Changes,
+    Fill,
+    OpenCopy,
+)
 from kvd.core.errors import LocalError
 from kvd.core.evict import EvictionPolicy
 from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
@@ -17,7 +27,13 @@ class BlockBooks:
     """Everything that is known of the blocks of one pool.
 
     Of every block there is an entry in an array; only blocks that are filled or pinned have
-    objects.
+    objects. Copies are of hundreds of blocks of one layer: what is asked of all of them at once is
+    kept as sets.
+
+    owned:   the filling and poisoned blocks of each owner, the same as in `fills`.
+    dead:    the poisoned blocks.
+    span_loads, span_saves: open copies of each span, and their blocks.
+    saving:  how many open saves write into a block.
     """
 
     def __init__(
@@ -40,10 +56,14 @@ class BlockBooks:
         self.fills: dict[int, Fill] = {}
         self.pins: dict[int, frozenset[Pin]] = {}
         self.lives = array("Q", [0]) * total
+        self.owned: dict[RequestKey, set[int]] = {}
+        self.dead: set[int] = set()
         self.span_readers: dict[tuple[int, int], set[ReadId]] = {}
-        self.span_loads: dict[tuple[int, int], set[LoadId]] = {}
-        self.load_blocks: dict[LoadId, tuple[int, tuple[int, ...]]] = {}
-        self.save_blocks: dict[SaveId, tuple[int, tuple[int, ...]]] = {}
+        self.span_loads: dict[int, dict[LoadId, frozenset[int]]] = {}
+        self.span_saves: dict[int, dict[SaveId, frozenset[int]]] = {}
+        self.load_blocks: dict[LoadId, OpenCopy] = {}
+        self.save_blocks: dict[SaveId, OpenCopy] = {}
+        self.saving: Counter[int] = Counter()
         self.changes = Changes()
 
     # Questions --------------------------------------------------------------------------------
@@ -77,7 +97,7 @@ class BlockBooks:
 
         Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
         """
-        fill = self.own_fill(engine, block, request)
+        self.own_fill(engine, block, request)
         if not 0 < tokens <= self.shape.block_tokens:
             raise LocalError(
                 "limit_reached",
@@ -87,9 +107,9 @@ class BlockBooks:
                 key="block_tokens",
             )
         span = self.shape.span(layer, shard)
-        if span in fill.open:
+        if self.is_saved(block, span):
             raise LocalError("span_busy", layer=layer, block=block, doing="saved")
-        if (block, span) in self.span_loads:
+        if self.is_loaded(block, span):
             raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
         if (block, layer) in self.span_readers:
             raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
@@ -103,27 +123,45 @@ class BlockBooks:
         tokens: Sequence[int],
         requests: Sequence[str],
     ) -> None:
-        """`check_save` of many blocks; raises for the first that is refused, as it would.
-
-        Layers of long prompts are saved in hundreds of blocks: what is the same for all of them is
-        looked up once.
-        """
-        fills, state, total = self.fills, self.state, self.total
-        span, most = self.shape.span(layer, shard), self.shape.block_tokens
-        loads, readers = self.span_loads, self.span_readers
+        """`check_save` of many blocks; raises for the first that is refused, as it would."""
+        if self._may_all_be_saved(engine, blocks, layer, shard, tokens, requests):
+            return
         for block, count, request in zip(blocks, tokens, requests, strict=True):
-            fill = fills.get(block) if block < total else None
-            if (
-                fill is None
-                or state[block] == BlockState.POISONED
-                or span in fill.open
-                or fill.owner.engine != engine
-                or (request and request != fill.owner.request)
-                or not 0 < count <= most
-                or (loads and (block, span) in loads)
-                or (readers and (block, layer) in readers)
-            ):
-                self.check_save(engine, block, layer, shard, count, request)
+            self.check_save(engine, block, layer, shard, count, request)
+
+    def _may_all_be_saved(
+        self,
+        engine: str,
+        blocks: Sequence[int],
+        layer: int,
+        shard: int,
+        tokens: Sequence[int],
+        requests: Sequence[str],
+    ) -> bool:
+        """Whether that is plain to see, as it is for nearly every save; False says nothing."""
+        if not blocks or not len(blocks) == len(tokens) == len(requests):
+            return False
+        if min(tokens) < 1 or max(tokens) > self.shape.block_tokens:
+            return False
+        span = self.shape.span(layer, shard)
+        if self.span_readers or not self.dead.isdisjoint(blocks):
+            return False
+        copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))
+        if not all(taken.isdisjoint(blocks) for of in copies for taken in of.values()):
+            return False
+        names = set(requests)
+        if len(names) == 1:
+            return self.owned.get(RequestKey(engine, names.pop()), set()).issuperset(blocks)
+        owned = {name: self.owned.get(RequestKey(engine, name), set()) for name in names}
+        return all(block in owned[name] for block, name in zip(blocks, requests, strict=True))
+
+    def is_saved(self, block: int, span: int) -> bool:
+        """Whether a save into this span of the block is open."""
+        return any(block in taken for taken in self.span_saves.get(span, {}).values())
+
+    def is_loaded(self, block: int, span: int) -> bool:
+        """Whether a load of this span of the block is open."""
+        return any(block in taken for taken in self.span_loads.get(span, {}).values())
 
     def check_loads(
         self, owner: RequestKey, blocks: Sequence[int], layer: int, shard: int, tokens: int
@@ -132,17 +170,17 @@ class BlockBooks:
         state, pins, fills, total = self.state, self.pins, self.fills, self.total
         have, size = self.columns.tokens, self.shape.block_tokens
         span, left = self.shape.span(layer, shard), tokens
+        is_saved = bool(self.span_saves.get(span))
         for block in blocks:
             want = min(size, left)
             left = max(0, left - size)
             if 0 <= block < total and owner in pins.get(block, ()):
                 found = state[block]
-                if found == BlockState.READY and have[block] >= want:
+                if found == READY and have[block] >= want:
                     continue
-                if found == BlockState.FILLING:
-                    fill = fills[block]
-                    if span not in fill.open and fill.tokens[span] >= want:
-                        continue
+                is_open = is_saved and self.is_saved(block, span)
+                if found == FILLING and not is_open and fills[block].tokens[span] >= want:
+                    continue
             self.check_load(owner, block, layer, shard, want)
 
     def check_load(
@@ -163,10 +201,9 @@ class BlockBooks:
             have = self.columns.tokens[block]
         else:
             span = self.shape.span(layer, shard)
-            fill = self.fills[block]
-            if span in fill.open:
+            if self.is_saved(block, span):
                 raise LocalError("span_busy", layer=layer, block=block, doing="saved")
-            have = fill.tokens[span]
+            have = self.fills[block].tokens[span]
         if have < tokens:
             raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
 
@@ -180,4 +217,4 @@ class BlockBooks:
         fill = self.fills.get(block)
         if fill is None or self.state[block] != BlockState.FILLING:
             return False
-        return span not in fill.open and fill.tokens[span] >= tokens
+        return not self.is_saved(block, span) and fill.tokens[span] >= tokens

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvd.core.ids import RequestKey, SaveId
+from kvd.core.ids import RequestKey
 
 
 class BlockState(IntEnum):
@@ -65,26 +65,33 @@ class Changes:
     poisoned: list[int] = field(default_factory=list)
 
 
+class OpenCopy(NamedTuple):
+    """A save or load of many blocks that has not ended; of a save, the counts it announced."""
+
+    span: int
+    blocks: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Fill:
     """A filling block: its owner, and how far each span is.
 
-    tokens:  per span, token count that the last ended save made valid (0: none, or it failed).
-    open:    span -> the save that is writing it now, and the count it announced.
+    tokens:  per span, token count that the last ended save made valid, 0 for none; of a span that
+             is being saved it means nothing.
     want:    token count of the commit, 0 before it came.
     """
 
     owner: RequestKey
     tokens: list[int]
-    open: dict[int, tuple[SaveId, int]] = field(default_factory=dict)
     key: BlockKey | None = None
     want: int = 0
     orphan_deadline: int = 0
 
     def is_complete(self) -> bool:
-        """Committed, nothing open, and every span holds exactly the committed tokens."""
+        """Committed, and every span holds exactly the committed tokens."""
         want = self.want
-        return want > 0 and not self.open and all(have == want for have in self.tokens)
+        return want > 0 and all(have == want for have in self.tokens)
 
     def lose_key(self) -> None:
         """Another block has the key: no earlier commit of this one counts any more."""

@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from kvd.core.block_books import BlockBooks
 from kvd.core.block_types import (
     FILLING,
@@ -33,11 +35,15 @@ from kvd.core.block_types import (
     Changes,
     CommitStatus,
     Fill,
+    OpenCopy,
 )
 from kvd.core.errors import LocalError
 from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
 
 __all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus", "Fill"]
+
+
+AnyCopy = TypeVar("AnyCopy", LoadId, SaveId)
 
 
 class BlockTable(BlockBooks):
@@ -127,6 +133,7 @@ class BlockTable(BlockBooks):
             self.lives[block] += 1
             self.fills[block] = Fill(owner, [0] * spans)
             self.pins[block] = alone
+        self.owned.setdefault(owner, set()).update(taken)
         return taken
 
     def evict(self, count: int) -> None:
@@ -191,6 +198,7 @@ class BlockTable(BlockBooks):
         elif state != BlockState.FILLING:
             return
         self._set(block, BlockState.POISONED)
+        self.dead.add(block)
         self.changes.poisoned.append(block)
         self._free_if_dead(block)
 
@@ -201,11 +209,9 @@ class BlockTable(BlockBooks):
     ) -> None:
         """A checked save starts: until it ends its blocks are kept (R11)."""
         span = self.shape.span(layer, shard)
-        for block, count in zip(blocks, tokens, strict=True):
-            fill = self.fills[block]
-            fill.open[span] = (save, count)
-            fill.tokens[span] = 0
-        self.save_blocks[save] = (span, blocks)
+        self.span_saves.setdefault(span, {})[save] = frozenset(blocks)
+        self.save_blocks[save] = OpenCopy(span, blocks, tokens)
+        self.saving.update(blocks)
 
     def end_save(self, save: SaveId, ok: bool, tokens: tuple[int, ...] = ()) -> None:
         """A save ended; exactly the spans that it opened are marked.
@@ -215,37 +221,52 @@ class BlockTable(BlockBooks):
         opened = self.save_blocks.pop(save, None)
         if opened is None:
             return
-        span, blocks = opened
-        for at, block in enumerate(blocks):
-            fill = self.fills[block]
-            _, announced = fill.open.pop(span)
+        span, blocks, announced = opened
+        _drop(self.span_saves, span, save)
+        fills, saving = self.fills, self.saving
+        for block, count in zip(blocks, tokens or announced, strict=True):
+            left = saving.pop(block) - 1
+            if left:
+                saving[block] = left
+            fill = fills[block]
             if ok:
-                fill.tokens[span] = tokens[at] if tokens else announced
+                fill.tokens[span] = count
             else:
                 self.poison(block)
-            if self.state[block] == POISONED:
+            if block in self.dead:
                 self._free_if_dead(block)
             elif fill.want:
                 self._try_ready(block, fill)
 
     def begin_load(self, load: LoadId, layer: int, shard: int, blocks: tuple[int, ...]) -> None:
         """A checked load starts: its blocks are kept, its spans not rewritten, until it ends."""
-        span = self.shape.span(layer, shard)
-        for block in blocks:
-            self.pin(block, load)
-            self.span_loads.setdefault((block, span), set()).add(load)
-        self.load_blocks[load] = (span, blocks)
+        span, taken = self.shape.span(layer, shard), frozenset(blocks)
+        self.span_loads.setdefault(span, {})[load] = taken
+        self.load_blocks[load] = OpenCopy(span, blocks)
+        pins = self._common_pins(taken)
+        if pins:
+            self.pins.update(dict.fromkeys(taken, pins | {load}))
+        else:
+            for block in taken:
+                self.pin(block, load)
 
     def end_load(self, load: LoadId) -> None:
         """A load ended; one that is not known is no error."""
-        span, blocks = self.load_blocks.pop(load, (0, ()))
-        for block in blocks:
-            loads = self.span_loads.get((block, span))
-            if loads is not None:
-                loads.discard(load)
-                if not loads:
-                    del self.span_loads[block, span]
-            self.unpin(block, load)
+        opened = self.load_blocks.pop(load, None)
+        if opened is None:
+            return
+        taken = _drop(self.span_loads, opened.span, load)
+        pins = self._common_pins(taken)
+        if pins and len(pins) > 1:
+            self.pins.update(dict.fromkeys(taken, pins - {load}))
+        else:
+            for block in taken:
+                self.unpin(block, load)
+
+    def _common_pins(self, blocks: frozenset[int]) -> frozenset[Pin] | None:
+        """The pins that all these blocks have, as those have that came to a request together."""
+        found = set(map(self.pins.get, blocks))
+        return found.pop() if len(found) == 1 else None
 
     # What an earlier life left ----------------------------------------------------------------
 
@@ -274,13 +295,14 @@ class BlockTable(BlockBooks):
         held = [block for run in columns.runs(FILLING) for block in range(*run)]
         for block in held:
             self.fills[block] = Fill(owner, [0] * self.shape.num_spans)
+        self.owned.setdefault(owner, set()).update(held)
         self.pins.update(dict.fromkeys(held, frozenset((owner,))))
         return held, twice
 
     # Inside -----------------------------------------------------------------------------------
 
     def _try_ready(self, block: int, fill: Fill) -> CommitStatus:
-        if not fill.is_complete():
+        if block in self.saving or not fill.is_complete():
             return CommitStatus.PENDING
         assert fill.key is not None
         other = self.index.get(*fill.key)
@@ -290,7 +312,7 @@ class BlockTable(BlockBooks):
             if not self.pins.get(block):
                 self.poison(block)
             return CommitStatus.DUPLICATE
-        del self.fills[block]
+        self._drop_fill(block)
         self._set(block, BlockState.READY)
         self.columns.set_key(block, fill.key, fill.want)
         self.index.put(*fill.key, block)
@@ -303,14 +325,22 @@ class BlockTable(BlockBooks):
     def _free_if_dead(self, block: int) -> None:
         if self.state[block] != BlockState.POISONED or block in self.pins:
             return
-        fill = self.fills.get(block)
-        if fill is not None and fill.open:
+        if block in self.saving:
             return
-        self.fills.pop(block, None)
+        if block in self.fills:
+            self._drop_fill(block)
         self.changes.freed.append(block)
         self._reset(block)
 
+    def _drop_fill(self, block: int) -> None:
+        owner = self.fills.pop(block).owner
+        owned = self.owned[owner]
+        owned.discard(block)
+        if not owned:
+            del self.owned[owner]
+
     def _reset(self, block: int) -> None:
+        self.dead.discard(block)
         self._set(block, BlockState.RESET)
         self.free.append(block)
 
@@ -318,3 +348,14 @@ class BlockTable(BlockBooks):
         self.counts[self.state[block]] -= 1
         self.counts[state] += 1
         self.state[block] = state
+
+
+def _drop(
+    of_span: dict[int, dict[AnyCopy, frozenset[int]]], span: int, copy: AnyCopy
+) -> frozenset[int]:
+    """Take an open copy out of the books of its span; returns its blocks."""
+    copies = of_span[span]
+    taken = copies.pop(copy)
+    if not copies:
+        del of_span[span]
+    return taken

@@ -6,6 +6,7 @@ it from its loop, the tests after every event. Nothing here is repaired: kvd sto
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvd.core.adoption import LAST_LIFE
@@ -23,6 +24,7 @@ def problems(m: State) -> list[str]:
     if m.pool is not None:
         found.extend(_count_problems(m.pool.blocks))
         found.extend(_block_problems(m, m.pool.blocks))
+        found.extend(_copy_problems(m.pool.blocks))
         found.extend(_pin_problems(m, m.pool.blocks))
     found.extend(_read_problems(m))
     return found
@@ -76,9 +78,13 @@ def _block_problems(m: State, table: BlockTable) -> Iterator[str]:
     for block, fill in table.fills.items():
         if table.state[block] not in (BlockState.FILLING, BlockState.POISONED):
             yield f"block {block} is filled but {BlockState(table.state[block]).name}"
-        for save, _ in fill.open.values():
-            if save not in table.save_blocks:
-                yield f"block {block} is open for {save}, which is unknown"
+        if block not in table.owned.get(fill.owner, ()):
+            yield f"block {block} of {fill.owner} is not among what it owns"
+    if sum(map(len, table.owned.values())) != len(table.fills):
+        yield "a request owns a block that it does not fill"
+    poisoned = {at for run in table.columns.runs(BlockState.POISONED) for at in range(*run)}
+    if table.dead != poisoned:
+        yield f"{len(table.dead)} blocks are noted as poisoned, others are"
     for block in table.policy:
         if block in table.pins or table.state[block] != BlockState.READY:
             yield f"block {block} is evictable but pinned or not ready"
@@ -86,6 +92,25 @@ def _block_problems(m: State, table: BlockTable) -> Iterator[str]:
     if len(table.policy) != table.counts[BlockState.READY] - kept:
         ready = table.counts[BlockState.READY]
         yield f"{len(table.policy)} blocks are evictable: {ready} are ready, {kept} of them kept"
+
+
+def _copy_problems(table: BlockTable) -> Iterator[str]:
+    """The open copies of each span, and of each block, are those that are open."""
+    saves = {(copy.span, save): frozenset(copy.blocks) for save, copy in table.save_blocks.items()}
+    loads = {(copy.span, load): frozenset(copy.blocks) for load, copy in table.load_blocks.items()}
+    known_saves = {
+        (at, save): of for at, all_ in table.span_saves.items() for save, of in all_.items()
+    }
+    known_loads = {
+        (at, load): of for at, all_ in table.span_loads.items() for load, of in all_.items()
+    }
+    if (saves, loads) != (known_saves, known_loads):
+        yield "the open copies of the spans are not those that are open"
+    saving = Counter(block for copy in table.save_blocks.values() for block in copy.blocks)
+    if saving != table.saving:
+        yield f"blocks are being saved {dict(saving)}, the table has {dict(table.saving)}"
+    if not saving.keys() <= table.fills.keys():
+        yield f"blocks {sorted(saving.keys() - table.fills.keys())} are saved but not filled"
 
 
 def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:

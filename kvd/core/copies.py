@@ -77,7 +77,8 @@ def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
     for save in event.saves:
         table = pool_of(m)
         tenancy.saves[save.saver] = save
-        tenancy.targets.update((block, table.lives[block]) for block in save.blocks)
+        lives = map(table.lives.__getitem__, save.blocks)
+        tenancy.targets.update(zip(save.blocks, lives, strict=True))
         table.begin_save(
             SaveId(event.ref, save.saver), event.layer, member.shard, save.blocks, save.tokens
         )
@@ -113,9 +114,7 @@ def settle_save(m: State, effect: se.SettleSave, event: se.SlotEvent, out: list[
     counts, sums = (event.tokens, event.sums) if isinstance(event, se.SaveEnded) else ((), b"")
     opened = table.save_blocks.get(save)
     if effect.ok and opened is not None and m.settings.checksums != "off":
-        span, blocks = opened
-        valid = counts or tuple([table.fills[block].open[span][1] for block in blocks])
-        out.append(WriteSums(span, blocks, valid, sums))
+        out.append(WriteSums(opened.span, opened.blocks, counts or opened.tokens, sums))
     table.end_save(save, effect.ok, counts)
 
 

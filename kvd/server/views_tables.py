@@ -274,7 +274,7 @@ def _block_view(table: BlockTable, block: int) -> BlockView:
         owner=str(fill.owner) if fill is not None else "",
         spans=spans,
         spans_saved=saved,
-        saves_open=len(fill.open) if fill is not None else 0,
+        saves_open=table.saving.get(block, 0),
         pins=len(pins),
         pinned_by=heapq.nsmallest(_PINS_SHOWN, map(str, pins)),
     )

@@ -28,7 +28,7 @@ MUTANTS: Final = (
     Mutant(
         "a look-up returns filling blocks",
         BLOCK_TYPES,
-        "        return want > 0 and not self.open and all(have == want for have in self.tokens)\n",
+        "        return want > 0 and all(have == want for have in self.tokens)\n",
         "        return want > 0\n",
         ("block machine", "blocks by example"),
     ),
@@ -55,7 +55,7 @@ MUTANTS: Final = (
     Mutant(
         "abort frees a block while a save into it is open",
         BLOCKS,
-        "        if fill is not None and fill.open:\n            return\n",
+        "        if block in self.saving:\n            return\n",
         "",
         ("block machine", "blocks by example"),
     ),
@@ -77,8 +77,8 @@ MUTANTS: Final = (
     Mutant(
         "a span is rewritten while it is loaded",
         BOOKS,
-        "        if (block, span) in self.span_loads:\n",
-        "        if block < 0:\n",
+        "        return any(block in taken for taken in self.span_loads.get(span, {}).values())\n",
+        "        return False\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
@@ -110,5 +110,40 @@ MUTANTS: Final = (
         "                self.poison(block)\n",
         "            self.fills[block].orphan_deadline = now + 1\n",
         ("block machine", "blocks by example"),
+    ),
+    Mutant(
+        "a block is ready while another of its spans is being saved again",
+        BLOCKS,
+        "        if block in self.saving or not fill.is_complete():\n",
+        "        if not fill.is_complete():\n",
+        ("blocks by example",),
+    ),
+    Mutant(
+        "a save of many blocks may name poisoned ones",
+        BOOKS,
+        "        if self.span_readers or not self.dead.isdisjoint(blocks):\n",
+        "        if self.span_readers:\n",
+        ("blocks by example",),
+    ),
+    Mutant(
+        "a save of many blocks may name those of another request",
+        BOOKS,
+        "RequestKey(engine, names.pop()), set()).issuperset(blocks)\n",
+        "RequestKey(engine, names.pop()), set()) is not None\n",
+        ("blocks by example",),
+    ),
+    Mutant(
+        "a save of many blocks may name some that are read",
+        BOOKS,
+        "        if self.span_readers or not self.dead.isdisjoint(blocks):\n",
+        "        if not self.dead.isdisjoint(blocks):\n",
+        ("blocks by example",),
+    ),
+    Mutant(
+        "a save of many blocks may name some that are being saved",
+        BOOKS,
+        "        copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))\n",
+        "        copies = ({}, self.span_loads.get(span, {}))\n",
+        ("blocks by example",),
     ),
 )

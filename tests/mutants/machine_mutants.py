@@ -88,8 +88,8 @@ MUTANTS: Final = (
     Mutant(
         "a span is saved while another rank loads it",
         BOOKS,
-        "        if (block, span) in self.span_loads:\n",
-        "        if block < 0:\n",
+        "        copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))\n",
+        "        copies = (self.span_saves.get(span, {}), {})\n",
         CAUGHT,
     ),
     Mutant(
@@ -118,7 +118,7 @@ MUTANTS: Final = (
     Mutant(
         "a redirect offers a span that a later save writes",
         BOOKS,
-        "        return span not in fill.open and fill.tokens[span] >= tokens\n",
+        "        return not self.is_saved(block, span) and fill.tokens[span] >= tokens\n",
         "        return True\n",
         CAUGHT,
     ),

@@ -23,7 +23,10 @@ SUITES: Final = MappingProxyType(
         "scripts": ("tests/golden/test_golden.py", "-k", "test_script and not one_outcome"),
         "slot machine": ("tests/stateful/test_release_machine.py",),
         "block machine": ("tests/stateful/test_block_machine.py",),
-        "blocks by example": ("tests/unit/core/test_block_table.py",),
+        "blocks by example": (
+            "tests/unit/core/test_block_table.py",
+            "tests/unit/core/test_block_saves.py",
+        ),
         "room by example": ("tests/unit/core/test_pool_room.py",),
         "arc by example": ("tests/unit/core/test_arc_policy.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),

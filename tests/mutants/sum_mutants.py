@@ -28,8 +28,8 @@ MUTANTS: Final = (
     Mutant(
         "a checksum covers what was announced, not what was copied",
         COPIES,
-        "        valid = counts or tuple(",
-        "        valid = tuple(",
+        "opened.blocks, counts or opened.tokens, sums",
+        "opened.blocks, opened.tokens, sums",
         CAUGHT,
     ),
     Mutant(

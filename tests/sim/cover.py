@@ -82,8 +82,10 @@ class LoadCover(Cover):
         assert state.pool is not None
         table = state.pool.blocks
         load = LoadId(self.ref)
-        _, blocks = table.load_blocks.get(load, (0, ()))
-        pinned = bool(blocks) and all(load in table.pins.get(block, ()) for block in blocks)
+        opened = table.load_blocks.get(load)
+        pinned = opened is not None and all(
+            load in table.pins.get(block, ()) for block in opened.blocks
+        )
         return "" if pinned else "no pins on its blocks"
 
 

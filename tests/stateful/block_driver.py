@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 from kvd.core.blocks import BlockShape, BlockTable, CommitStatus
 from kvd.core.errors import LocalError
@@ -72,10 +73,9 @@ class BlockDriver:
         owner = self.model.blocks[blocks[0]].owner
         assert owner is not None
         codes = [self.check_save(owner.engine, block, span, count) for block in blocks]
-        counts, names = [count] * len(blocks), [""] * len(blocks)
-        engine, table = owner.engine, self.table
-        together = self.code(lambda: table.check_saves(engine, blocks, *span, counts, names))
-        assert together == next((code for code in codes if code), "")
+        counts = [count] * len(blocks)
+        for name in ("", owner.request):
+            self.check_together(owner.engine, blocks, span, counts, [name] * len(blocks))
         save = self.save_id(self.serial)
         if any(codes):
             return save
@@ -83,6 +83,23 @@ class BlockDriver:
         self.table.begin_save(save, *span, tuple(blocks), tuple(counts))
         self.model.begin_save(save, span, dict.fromkeys(blocks, count))
         return save
+
+    def check_together(
+        self,
+        engine: str,
+        blocks: list[int],
+        span: tuple[int, int],
+        counts: list[int],
+        names: list[str],
+    ) -> None:
+        """Many blocks at once are refused as the first of them that is refused by itself."""
+        table = self.table
+        alone = [
+            self.code(partial(table.check_save, engine, block, *span, count, name))
+            for block, count, name in zip(blocks, counts, names, strict=True)
+        ]
+        together = self.code(lambda: table.check_saves(engine, blocks, *span, counts, names))
+        assert together == next((code for code in alone if code), "")
 
     def check_load(self, block: int, span: tuple[int, int], owner: RequestKey, tokens: int) -> None:
         """Ask whether a load may start; the answer must be the model's."""
@@ -244,6 +261,10 @@ class BlockDriver:
                 sorted(map(str, table.pins.items())),
                 table.span_readers,
                 table.span_loads,
+                table.span_saves,
+                table.owned,
+                table.dead,
+                table.saving,
                 table.load_blocks,
                 table.save_blocks,
                 table.lives,
