@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy
+from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy, Ticket
 from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_plan import CopyPlan
 from engine_shim.copy_threads import BusyTime, WorkThread
@@ -40,7 +41,7 @@ class Loader:
         contents: SlotContents,
         order: CopyOrder,
     ) -> None:
-        """Start the thread."""
+        """Start the threads: one takes slots, one waits for kvd where that did not say yes."""
         self._order = order
         self._client = client
         self._device = device
@@ -49,6 +50,8 @@ class Loader:
         self._contents = contents
         self._stream = device.stream("load")
         self._thread = WorkThread("kvd-load", device)
+        self._again = WorkThread("kvd-load-again", device)
+        self._turn = threading.Lock()
         self.time = BusyTime()
         self.num_bytes = 0
         self.num_mismatches = 0
@@ -66,7 +69,9 @@ class Loader:
 
     def close(self, seconds: float) -> None:
         """Let running loads end."""
+        end = time.monotonic() + seconds
         self._thread.close(seconds)
+        self._again.close(max(0.0, end - time.monotonic()))
         with suppress(DeviceError):
             self._stream.close(int(seconds * 1e9))
 
@@ -96,28 +101,71 @@ class Loader:
     def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
         state = step.layers[layer]
         missing = self._missing(step, layer, slot, is_bound)
-        state.tenancy, missing = self._acquire(step, layer, slot, missing)
+        state.tenancy, ticket = self._take(step, layer, slot, missing)
         self._contents.occupy(slot, layer)
         if not missing:
             state.loaded.set()
             state.acquired.set()
             return
+        # Checksums stand once kvd keeps the blocks; without any there is nothing to wait for.
+        plan = None if self._client.span_sums() is not None else self._plan(layer, slot, missing)
+        ticket.then(partial(self._answered, step, layer, missing, plan, ticket))
+
+    def _answered(
+        self, step: Step, layer: int, missing: Missing, plan: CopyPlan | None, ticket: Ticket
+    ) -> None:
+        """Begin the load in the thread that heard kvd's yes: waking another takes longer."""
+        if ticket.is_settled and not ticket.code:
+            self._device.bind_thread()
+            self._submit(step, layer, missing, plan)
+        else:
+            self._again.put(partial(self._ask_again, step, layer, missing, ticket))
+
+    def _ask_again(self, step: Step, layer: int, missing: Missing, ticket: Ticket) -> None:
+        state = step.layers[layer]
+        assert state.tenancy is not None
+        slot = state.tenancy.slot
+        try:
+            state.tenancy, left = self._settle(step, layer, state.tenancy, missing, ticket)
+        except SlotQuarantined as error:
+            self._give_up(step, layer, StepFailed("slot_quarantined", str(error), error.slot))
+        except KvdRefused as error:
+            self._give_up(step, layer, as_step_failure(error))
+        else:
+            if left:
+                self._submit(step, layer, left, None)
+                return
+            self._contents.occupy(slot, layer)
+            state.loaded.set()
+            state.acquired.set()
+
+    def _give_up(self, step: Step, layer: int, failure: StepFailed) -> None:
+        """The layer has no slot: it was given back."""
+        step.layers[layer].tenancy = None
+        step.fail(failure)
+        step.layers[layer].loaded.set()
+
+    def _submit(self, step: Step, layer: int, missing: Missing, plan: CopyPlan | None) -> None:
+        state = step.layers[layer]
+        assert state.tenancy is not None
         self._order.load_begins()
         try:
             pool = pool_of(self._client, state.tenancy)
             if pool is None:
                 raise KvdRefused("pool_lost", what=f"blocks of layer {layer}")
-            plan = self._plan(layer, slot, missing)
-            started = time.monotonic_ns()
-            plan.submit(self._stream, self._memory, pool)
-            state.load_event = self._device.event()
-            self._stream.record(state.load_event)
-            ended = partial(self._ended, step, layer, plan, started)
-            self._stream.notify_host(ended)
-        except (KvdRefused, DeviceError):
+            plan = plan or self._plan(layer, state.tenancy.slot, missing)
+            with self._turn:
+                started = time.monotonic_ns()
+                plan.submit(self._stream, self._memory, pool)
+                state.load_event = self._device.event()
+                self._stream.record(state.load_event)
+                ended = partial(self._ended, step, layer, plan, started)
+                self._stream.notify_host(ended)
+                self.num_bytes += plan.num_bytes
+        except (KvdRefused, DeviceError) as error:
             self._tell(state, ok=False)
-            raise
-        self.num_bytes += plan.num_bytes
+            step.fail(as_step_failure(error))
+            return
         state.acquired.set()
 
     def _is_there(self, step: Step, slot: int) -> bool:
@@ -143,44 +191,54 @@ class Loader:
                 missing.append((request, have))
         return missing
 
-    def _acquire(
-        self, step: Step, layer: int, slot: int, missing: Missing
+    def _settle(
+        self, step: Step, layer: int, tenancy: Tenancy, missing: Missing, ticket: Ticket
     ) -> tuple[Tenancy, Missing]:
-        """Take the slot with what can be loaded into it.
+        """Wait until kvd lets the loads start; a slot with what can be loaded into it.
 
         A load that kvd refuses ends its request, where that leaves others to go on with.
 
         Raises: KvdRefused.
         """
+        slots, slot = self._client.slots, tenancy.slot
+        items = [self._rows.load_item(request, have) for request, have in missing]
         try:
-            return self._take(step, layer, slot, missing), missing
+            slots.await_loads(tenancy, layer, items, ticket, step.seconds_left())
         except KvdRefused as error:
-            if error.code not in OF_ONE_REQUEST or len(step.live) < 2:
+            # Those of which another layer's load was refused meanwhile have failed already.
+            missing = [one for one in missing if one[0] in step.live]
+            if error.code not in OF_ONE_REQUEST or (missing and len(step.live) < 2):
                 raise
+        else:
+            return tenancy, missing
         good = []
         for one in missing:
             try:
-                self._client.slots.abandon(self._take(step, layer, slot, [one]))
+                slots.abandon(self._take_again(step, layer, slot, [one]))
             except KvdRefused as error:
                 if error.code not in OF_ONE_REQUEST:
                     raise
                 step.fail_request(one[0].request, as_step_failure(error))
             else:
                 good.append(one)
-        return self._take(step, layer, slot, good), good
+        return self._take_again(step, layer, slot, good), good
 
-    def _take(self, step: Step, layer: int, slot: int, missing: Missing) -> Tenancy:
+    def _take_again(self, step: Step, layer: int, slot: int, missing: Missing) -> Tenancy:
+        tenancy, ticket = self._take(step, layer, slot, missing)
+        if missing:
+            items = [self._rows.load_item(request, have) for request, have in missing]
+            seconds = step.seconds_left()
+            self._client.slots.await_loads(tenancy, layer, items, ticket, seconds)
+        return tenancy
+
+    def _take(self, step: Step, layer: int, slot: int, missing: Missing) -> tuple[Tenancy, Ticket]:
         items = [self._rows.load_item(request, have) for request, have in missing]
         slots = self._client.slots
-        if items:
-            return slots.acquire(
-                slot, layer, items, step.seconds_left(), boot_id=step.boot_id, early=True
-            )
         while True:
             # In slices: a step that fails meanwhile must not wait for its slot.
             seconds = min(AWAY_S, step.seconds_left())
             try:
-                return slots.acquire(slot, layer, (), seconds, boot_id=step.boot_id, early=True)
+                return slots.begin(slot, layer, items, seconds, boot_id=step.boot_id, early=True)
             except KvdRefused as error:
                 is_over = seconds < AWAY_S or step.failure is not None
                 if is_over or error.code not in OUT_OF_TIME:

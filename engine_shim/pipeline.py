@@ -311,11 +311,14 @@ class PrefillPipeline:
         for state in step.layers:
             if state.tenancy is not None and not state.is_computed:
                 state.loaded.wait(step.seconds_left() + 1.0)
-                self._contents.void(state.tenancy.slot)
+                tenancy = state.tenancy
+                if tenancy is None:
+                    continue  # kvd refused its loads meanwhile, and the slot was given back
+                self._contents.void(tenancy.slot)
                 state.is_computed = True
                 # A slot that cannot be let go by word is freed by the re-attach, or by our death.
                 with suppress(KvdRefused):
-                    self._client.slots.computed(state.tenancy, state.is_written)
+                    self._client.slots.computed(tenancy, state.is_written)
 
     def forget(self, request: str) -> None:
         """The request has ended: what slots hold of it is void."""

@@ -29,6 +29,34 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
+    def begin(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+        early: bool = False,
+    ) -> tuple[Tenancy, Ticket]:
+        """Wait at the gate and begin a tenancy; with loads, kvd is asked to pin their blocks.
+
+        Raises: SlotQuarantined, KvdRefused.
+        """
+
+    def await_loads(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        loads: Sequence[LoadItem],
+        ticket: Ticket,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Wait until kvd has pinned the blocks of the loads of a `begin`.
+
+        Raises: KvdRefused; the tenancy is given back.
+        """
+
     def await_free(self, slot: int, deadline_s: float | None = None) -> None:
         """Wait until the gate word lets the slot be acquired; it is not.
 

@@ -10,7 +10,8 @@ number; kvd applies a number once, and answers every batch with a code for each 
     ---+----------------+------------------+----> numbers
        acknowledged     at most `window` batches and `items_max` items
 
-* A batch goes out while few enough are under way; what is posted meanwhile joins the next.
+* A batch goes out while few enough are under way; what is posted meanwhile joins the next. Batches
+  of reports alone, for whose answer nobody waits, do not hold up one that is waited for.
 * What is posted as *riding* starts no batch for `RIDE_NS`: a later event of the same use of a slot
   is bound to follow, and takes it along. It also goes when somebody waits for its ticket (`push`).
 * A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
@@ -54,6 +55,7 @@ class _Entry:
     item: SlotItem
     size: int
     ticket: Ticket
+    is_awaited: bool
 
 
 class _Flight(NamedTuple):
@@ -61,6 +63,7 @@ class _Flight(NamedTuple):
     num_items: int
     turn: int
     sent_at: int
+    is_awaited: bool
 
 
 class Batch(NamedTuple):
@@ -96,7 +99,8 @@ class EventStream:
         self._due_end = self._ride_until = 0
         """Items before this number start a batch; those behind it ride, at most until then."""
         self._turn = 0
-        self._under_way = 0
+        self._under_way = self._awaited_under_way = 0
+        self._awaited_end = 0
         self._items_max = 1
         self._is_open = False
         self._hold_until = 0
@@ -113,10 +117,20 @@ class EventStream:
 
     # Posting ----------------------------------------------------------------------------------
 
-    def append(self, items: Sequence[SlotItem], sizes: Sequence[int]) -> Ticket:
-        """Number items and keep them until they are acknowledged; sizes: encoded bytes of each."""
-        ticket = self._append(items, sizes, None)
+    def append(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, is_awaited: bool = True
+    ) -> Ticket:
+        """Number items and keep them until they are acknowledged.
+
+        Args:
+            sizes: encoded bytes of each.
+            is_awaited: the answer will be waited for; batches without such items do not delay
+                those with some.
+        """
+        ticket = self._append(items, sizes, None, is_awaited)
         self._due_end = self._end
+        if is_awaited:
+            self._awaited_end = self._end
         return ticket
 
     def append_riding(
@@ -129,16 +143,20 @@ class EventStream:
         """The same for items that start no batch; push: calls `push`, and rouses who sends."""
         if self._due_end == self._end:
             self._ride_until = now + RIDE_NS
-        return self._append(items, sizes, push)
+        return self._append(items, sizes, push, False)
 
     def _append(
-        self, items: Sequence[SlotItem], sizes: Sequence[int], push: Callable[[], None] | None
+        self,
+        items: Sequence[SlotItem],
+        sizes: Sequence[int],
+        push: Callable[[], None] | None,
+        is_awaited: bool,
     ) -> Ticket:
         ticket = Ticket(self._lock, len(items), self.calls, push)
         if self._gave_up:
             ticket.give_up(self._gave_up)
         for item, size in zip(items, sizes, strict=True):
-            self._entries[self._end] = _Entry(item, size, ticket)
+            self._entries[self._end] = _Entry(item, size, ticket, is_awaited)
             self._end += 1
             self.bytes += size
         return ticket
@@ -180,7 +198,7 @@ class EventStream:
 
     def _open(self, items_max: int) -> None:
         self._items_max = items_max
-        self._due_end = self._end
+        self._due_end = self._awaited_end = self._end
         self._flights.clear()
         self._rewind()
         self._is_open = True
@@ -206,19 +224,29 @@ class EventStream:
 
     def is_due(self, now: int) -> bool:
         """Whether a batch may be sent now."""
-        is_free = self._is_open and now >= self._hold_until and self._under_way < self._window
+        is_free = self._is_open and now >= self._hold_until and self._has_room
         return is_free and self._cursor < min(self._due_end, self._base + self._items_max)
 
     @property
+    def _has_room(self) -> bool:
+        """Whether the window lets another batch go; reports go ahead of none that is awaited."""
+        if self._under_way < self._window:
+            return True
+        is_awaited = self._cursor < self._awaited_end
+        most = 2 * self._window
+        return is_awaited and self._awaited_under_way < self._window and self._under_way < most
+
+    @property
     def is_under_way(self) -> bool:
-        """Whether a batch has not been answered."""
-        return self._under_way > 0
+        """Whether a batch that is waited for has not been answered."""
+        return self._awaited_under_way > 0
 
     def take(self, request_no: int, now: int, bytes_max: int) -> Batch:
         """The next batch, sent as `request_no` by whoever called; `is_due` was asked."""
         assert self.is_due(now)
         first, size = self._cursor, 0
         items: list[SlotItem] = []
+        is_awaited = False
         for number in range(first, min(self._end, self._base + self._items_max)):
             entry = self._entries.get(number)
             if entry is None:
@@ -227,13 +255,15 @@ class EventStream:
             if items and size > bytes_max:
                 break
             items.append(entry.item)
+            is_awaited = is_awaited or entry.is_awaited
         end = self._cursor = first + len(items)
         self._due_end = max(self._due_end, end)  # should it get lost it is sent again by itself
         self.counts.sent += len(items)
         self.counts.resent += max(0, min(end, self._high) - first)
         self._high = max(self._high, end)
         self._under_way += 1
-        self._flights[request_no] = _Flight(first, len(items), self._turn, now)
+        self._awaited_under_way += is_awaited
+        self._flights[request_no] = _Flight(first, len(items), self._turn, now, is_awaited)
         while len(self._flights) > FLIGHTS_KEPT * self._window:
             del self._flights[next(iter(self._flights))]
         self._skip_answered()
@@ -277,7 +307,7 @@ class EventStream:
 
     def _rewind(self) -> None:
         self._turn += 1
-        self._under_way = 0
+        self._under_way = self._awaited_under_way = 0
         self._cursor = self._base
         self._skip_answered()
 
@@ -302,6 +332,7 @@ class EventStream:
             return False
         if flight.turn == self._turn:
             self._under_way -= 1
+            self._awaited_under_way -= flight.is_awaited
         self._factor = 1
         self._hold_off = HOLD_OFF_MIN_NS
         for at, number in enumerate(range(flight.first_no, end)):

@@ -232,25 +232,31 @@ class Core:
     # Posting ----------------------------------------------------------------------------------
 
     def post(
-        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+        self,
+        items: Sequence[SlotItem],
+        sizes: Sequence[int],
+        *,
+        rides: bool = False,
+        is_awaited: bool = True,
     ) -> Ticket:
         """Append slot events; the lock is held, and the books are changed in the same breath.
 
         The caller calls `send` once it has let go of the lock.
 
         rides: nobody waits for them, and a later event of the same tenancy takes them along.
+        is_awaited: somebody is about to wait for the answer.
         """
         if rides:
             now = time.monotonic_ns()
             if self.sleeps_until > now + RIDE_NS:
                 self.wakeup.set()
             return self.stream.append_riding(items, sizes, now, self.push)
-        return self.stream.append(items, sizes)
+        return self.stream.append(items, sizes, is_awaited=is_awaited)
 
     def send(self) -> None:
         """Send the slot events that were posted; the lock is not held.
 
-        While kvd has not answered the last batch they wait for its answer: then the client's
+        While kvd has not answered a batch that is waited for they wait, too: then the client's
         thread is awake anyway, and what was gathered meanwhile goes in one frame.
         """
         if self.sender is None or not self.stream.is_under_way:

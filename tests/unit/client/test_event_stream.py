@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine_shim.client.events import RIDE_NS, EventStream
+from engine_shim.client.events import RIDE_NS, Batch, EventStream
 from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import ComputedItem, SlotItem
 
@@ -33,6 +33,12 @@ def item(number: int) -> SlotItem:
 
 def post(stream: EventStream, *numbers: int) -> Ticket:
     return stream.append([item(number) for number in numbers], [SIZE] * len(numbers))
+
+
+def report(stream: EventStream, *numbers: int) -> Ticket:
+    """Post what nobody will wait for."""
+    items = [item(number) for number in numbers]
+    return stream.append(items, [SIZE] * len(numbers), is_awaited=False)
 
 
 def test_nothing_is_due_before_it_is_open() -> None:
@@ -139,6 +145,54 @@ def test_window_is_kept() -> None:
     assert not stream.is_due(0)
     assert stream.seen(1, 1, ())
     assert stream.take(3, 0, ALL).first_no == 2
+
+
+def test_reports_do_not_hold_up_what_somebody_waits_for() -> None:
+    stream = made(window=1)
+    report(stream, 1)
+    stream.take(1, 0, ALL)
+    assert not stream.is_under_way, "nobody waits for it"
+    report(stream, 2)
+    assert not stream.is_due(0), "reports gather behind a report"
+    ticket = post(stream, 3)
+    assert stream.is_due(0)
+    assert stream.take(2, 0, ALL) == Batch(1, [item(2), item(3)])
+    assert stream.is_under_way
+    post(stream, 4)
+    assert not stream.is_due(0), "what is waited for gathers behind what is waited for"
+    assert stream.seen(2, 3, ())
+    assert ticket.wait(0) == ""
+    assert stream.is_due(0)
+
+
+def test_even_with_reports_no_more_than_two_windows_are_under_way() -> None:
+    stream = made(window=2)
+    report(stream, *range(4))
+    stream.take(1, 0, ONE)
+    stream.take(2, 0, ONE)
+    assert not stream.is_due(0)
+    post(stream, 5)
+    stream.take(3, 0, ONE)
+    stream.take(4, 0, ONE)
+    assert not stream.is_due(0)
+    assert stream.seen(1, 1, ())
+    assert stream.take(5, 0, ONE).first_no == 4
+
+
+def test_a_report_that_is_late_is_sent_again_with_all_behind_it() -> None:
+    stream = made(window=1)
+    report(stream, 1)
+    stream.take(1, 0, ALL)
+    post(stream, 2)
+    stream.take(2, 0, ALL)
+    stream.tick(RESEND)
+    assert not stream.is_under_way
+    assert stream.take(3, RESEND, ALL) == Batch(0, [item(1), item(2)])
+    assert stream.is_under_way
+    assert stream.seen(2, 2, ()), "of the turn before: it settles, and frees no window"
+    assert stream.is_under_way
+    assert stream.seen(3, 2, ())
+    assert not stream.is_under_way
 
 
 def test_busy_pauses_longer_each_time_and_loses_nothing() -> None:

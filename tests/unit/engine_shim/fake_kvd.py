@@ -219,20 +219,46 @@ class FakeDesk:
         early: bool = False,
     ) -> Tenancy:
         """See `Desk`."""
-        end = time.monotonic() + (deadline_s or 10.0)
-        epoch = self._kvd.take(slot, end - time.monotonic())
+        tenancy, ticket = self.begin(slot, layer, loads, deadline_s, boot_id=boot_id, early=early)
+        self.await_loads(tenancy, layer, loads, ticket, deadline_s)
+        return tenancy
+
+    def begin(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+        early: bool = False,
+    ) -> tuple[Tenancy, Ticket]:
+        """See `Desk`."""
+        epoch = self._kvd.take(slot, deadline_s or 10.0)
         tenancy = Tenancy(slot, epoch, self._kvd.generation)
+        return tenancy, self._acquired(tenancy, layer, loads)
+
+    def _acquired(self, tenancy: Tenancy, layer: int, loads: Sequence[LoadItem]) -> Ticket:
         specs = tuple(se.LoadSpec(it.request, tuple(it.blocks), it.tokens) for it in loads)
-        while True:
-            event = se.Acquired(SlotRef(MEMBER, slot, epoch), layer, specs)
-            code = self._kvd.post(event).code
-            if not code:
-                return tenancy
+        return self._kvd.post(se.Acquired(_ref(tenancy), layer, specs))
+
+    def await_loads(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        loads: Sequence[LoadItem],
+        ticket: Ticket,
+        deadline_s: float | None = None,
+    ) -> None:
+        """See `Desk`."""
+        end = time.monotonic() + (deadline_s or 10.0)
+        while code := ticket.code:
             if code not in ("span_busy", "span_unwritten") or time.monotonic() > end:
-                self._kvd.post(se.Computed(event.ref, False))  # the slot is given back
-                raise KvdRefused(code, slot=slot)
+                self._kvd.post(se.Computed(_ref(tenancy), False))  # the slot is given back
+                raise KvdRefused(code, slot=tenancy.slot)
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
+            ticket = self._acquired(tenancy, layer, loads)
 
     def await_free(self, slot: int, deadline_s: float | None = None) -> None:
         """See `KvdClient`."""

@@ -1,0 +1,273 @@
+"""Taking slots: waiting at the gate, and until kvd has pinned what is loaded into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from engine_shim.client.announcements import AGAIN, RETRY_MAX_S, RETRY_MIN_S, Announcements
+from engine_shim.client.errors import KvdRefused, SlotQuarantined
+from engine_shim.client.gate_view import GateView
+from engine_shim.client.options import left_ns, left_s
+from engine_shim.client.session import Core, LinkState
+from engine_shim.client.slots import Tenancy
+from engine_shim.client.tickets import Ticket
+from kvd.wire.gate_layout import (
+    EPOCH_MAX,
+    STATE_FREE,
+    STATE_QUARANTINED,
+    make_word,
+    split_word,
+)
+from kvd.wire.slot_items import AcquiredItem, ComputedItem, LoadEndedItem, LoadItem, SlotItem
+
+LOOK_S: Final = 0.25
+"""How often a thread that waits for our own use of a slot looks whether kvd has given it up."""
+
+
+class Acquiring(Announcements):
+    """Part of `SlotDesk`."""
+
+    def __init__(self, core: Core, member: str) -> None:
+        super().__init__(core)
+        self._member = member
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return self._core.books.num_slots
+
+    def acquire(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+        early: bool = False,
+    ) -> Tenancy:
+        """Wait until the slot may be written, and take it.
+
+        With loads, also wait until kvd has pinned what they read; then they may start. A span that
+        is still being saved is waited for. A restart of kvd meanwhile is waited out.
+
+        Args: as `begin`.
+        Raises: as `begin` and `await_loads`.
+        """
+        end = self._end(deadline_s)
+        tenancy, ticket = self.begin(slot, layer, loads, deadline_s, boot_id=boot_id, early=early)
+        if loads:
+            self.await_loads(tenancy, layer, loads, ticket, left_s(end))
+        return tenancy
+
+    def begin(
+        self,
+        slot: int,
+        layer: int = -1,
+        loads: Sequence[LoadItem] = (),
+        deadline_s: float | None = None,
+        *,
+        boot_id: bytes | None = None,
+        early: bool = False,
+    ) -> tuple[Tenancy, Ticket]:
+        """Wait until the slot may be written, take it, and ask kvd to pin what its loads read.
+
+        Args:
+            slot: 0 .. num_slots - 1.
+            layer: that will use it; required with loads.
+            loads: blocks of the pool that will be copied into the slot.
+            deadline_s: None for the client's default.
+            boot_id: life of kvd that the blocks are of, None for the present one.
+            early: a slot whose last tenancy was offered to nobody, and ended by our own word, is
+                taken without waiting until kvd has heard it.
+        Returns: the tenancy, and kvd's answer: with a yes the loads may start, before or without
+            one `await_loads` comes first.
+        Raises: KvdRefused; the slot is not taken:
+            slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
+            pool_lost: the blocks of `loads` are of an earlier life of kvd.
+            SlotQuarantined: rebind its layers to a spare slot.
+        """
+        core = self._core
+        core.check_process()
+        end = self._end(deadline_s)
+        if not 0 <= slot < self.num_slots:
+            count = self.num_slots
+            raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
+        core.await_event_room(end)
+        sizes = core.sizes_of([AcquiredItem(slot, EPOCH_MAX, layer, list(loads))])
+        taken = self._take(slot, layer, loads, sizes, boot_id, end, early)
+        if loads:
+            core.send()
+        return taken
+
+    def await_loads(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        loads: Sequence[LoadItem],
+        ticket: Ticket,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Wait until kvd lets the loads of a `begin` start, asking again while a span is saved.
+
+        Raises: KvdRefused; the slot has been given back: deadline_exceeded, unreachable, closed,
+            pool_lost, and what kvd answered (block_poisoned, request_ended ...).
+        """
+        with ExitStack() as undo:
+            undo.callback(self.abandon, tenancy)
+            self._await_loads(tenancy, layer, loads, ticket, self._end(deadline_s))
+            undo.pop_all()
+
+    def _take(
+        self,
+        slot: int,
+        layer: int,
+        loads: Sequence[LoadItem],
+        sizes: Sequence[int],
+        boot_id: bytes | None,
+        end: int,
+        early: bool,
+    ) -> tuple[Tenancy, Ticket]:
+        core = self._core
+        gate: GateView | None = None
+        while True:
+            gate = core.await_gate(gate, end)
+            if early:
+                taken = self._take_early(gate, slot, layer, loads, sizes, boot_id, end)
+                if taken is not None:
+                    return taken
+            spin_ns = core.options.spin_us * 1000
+            outcome, epoch = gate.wait_free(slot, core.books.last(slot), left_ns(end), spin_ns)
+            with core.lock:
+                core.gate_waits[outcome] += 1
+                if outcome == "free" and self._is_present(gate):
+                    if boot_id is not None and boot_id != core.boot_id:
+                        raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                    word = make_word(epoch, STATE_FREE)
+                    if self._may_take(slot, word, end):
+                        tenancy = core.books.take(slot, word, core.generation, layer, loads)
+                        item = AcquiredItem(slot, epoch, layer, list(loads))
+                        # Without loads kvd need not know: the next event of the tenancy says it.
+                        return tenancy, core.post([item], sizes, rides=not loads)
+                    gate = None
+            if outcome == "quarantined":
+                raise SlotQuarantined(slot)
+            if outcome == "timeout":
+                raise KvdRefused("deadline_exceeded", what=f"the wait for slot {slot}")
+            if outcome == "hangup" and gate is not None:
+                gate.is_suspect = True
+                core.wakeup.set()
+
+    def _take_early(
+        self,
+        gate: GateView,
+        slot: int,
+        layer: int,
+        loads: Sequence[LoadItem],
+        sizes: Sequence[int],
+        boot_id: bytes | None,
+        end: int,
+    ) -> tuple[Tenancy, Ticket] | None:
+        """Take the slot as soon as our own last use of it is over; None: ask the gate."""
+        core = self._core
+        with core.lock:
+            while self._is_present(gate):
+                if boot_id is not None and boot_id != core.boot_id:
+                    raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                word = gate.word(slot)
+                if not core.books.is_in_use(slot):
+                    if not core.books.may_take(slot, word, early=True):
+                        return None
+                    core.gate_waits["free" if core.books.may_take(slot, word) else "early"] += 1
+                    tenancy = core.books.take(slot, word, core.generation, layer, loads, early=True)
+                    item = AcquiredItem(slot, tenancy.epoch, layer, list(loads))
+                    return tenancy, core.post([item], sizes, rides=not loads)
+                left = left_s(end)
+                if left == 0 or split_word(word)[1] == STATE_QUARANTINED:
+                    return None
+                core.room.wait(min(left, LOOK_S))
+        return None
+
+    def _may_take(self, slot: int, word: int, end: int) -> bool:
+        """Whether a free slot may be taken now; False: look again. The lock is held.
+
+        Not while our own copies touch it: kvd holds nothing for a step that it refused.
+        """
+        core = self._core
+        if not core.books.may_take(slot, word):
+            return False  # another thread took it
+        if not core.books.is_in_use(slot):
+            return True
+        left = left_s(end)
+        if left == 0:
+            what = f"the last use of slot {slot} by this process"
+            raise KvdRefused("deadline_exceeded", what=what)
+        core.room.wait(left)
+        return False
+
+    def _is_present(self, gate: GateView) -> bool:
+        """Whether this gate still counts: once the connection is lost nothing is acquired."""
+        core = self._core
+        session = core.session
+        return core.state is LinkState.ATTACHED and session is not None and session.gate is gate
+
+    def _await_loads(
+        self,
+        tenancy: Tenancy,
+        layer: int,
+        loads: Sequence[LoadItem],
+        ticket: Ticket,
+        end: int,
+    ) -> None:
+        core = self._core
+        pause_s, before = RETRY_MIN_S, ""
+        while True:
+            code = ticket.wait(left_s(end))
+            if not code:
+                return
+            # What kvd said last says more than that the time ran out meanwhile.
+            code = before if code == "deadline_exceeded" and before else code
+            before = code
+            what = f"the loads of slot {tenancy.slot} for layer {layer}"
+            if code not in AGAIN or left_s(end) <= pause_s:
+                raise KvdRefused(code, what=what, slot=tenancy.slot, layer=layer, path=core.path)
+            with core.lock:
+                core.changed.wait(pause_s)
+                if core.generation != tenancy.generation:
+                    raise KvdRefused("pool_lost", what=what)
+                item = AcquiredItem(tenancy.slot, tenancy.epoch, layer, list(loads))
+                ticket = core.post([item], core.sizes_of([item]))
+            core.send()
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def abandon(self, tenancy: Tenancy) -> None:
+        """End what is left of loads and computing, as failed; harmless when nothing is.
+
+        Saves that run go on until they are reported.
+        """
+        core = self._core
+        core.check_process()
+        slot, epoch, _ = tenancy
+        load, compute = LoadEndedItem(slot, epoch, False), ComputedItem(slot, epoch, False)
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            items: list[SlotItem] = [load] if use.loads else []
+            if use.is_computing:
+                items.append(compute)
+            if not items:
+                return
+            ticket = self._post_end(items, core.sizes_of(items))
+            use.loads = ()
+            if use.is_computing:
+                use.compute.ended, use.compute.ok = ticket, False
+            core.books.ended(use)
+        core.send()
+
+    def _post_end(
+        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+    ) -> Ticket:
+        """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held."""
+        self._core.room.notify_all()
+        return self._core.post(items, sizes, rides=rides, is_awaited=False)
