@@ -32,7 +32,7 @@ rows, sums is read-only or of another length than counts, or threads is out of r
 lists that are no buffers of such words; RuntimeError when no thread can be had.)";
 
 constexpr const char* kFinishDoc =
-    R"(Wait until the copy of a ticket has ended; return the bytes that it moved. Once for each ticket.
+    R"(Wait until the copy of a ticket has ended; return the bytes moved. Once for each ticket.
 
 Raises: IndexError, ValueError as copy_spans and copy_sums; ValueError for a ticket that is none,
 or of a copy that `close` dropped.)";
