@@ -54,6 +54,7 @@ class SteppedQueue:
         self._events = 0
         self._closed = False
         self.cancelled: list[int] = []
+        self.sleepers = 0  # threads in `wait`
         self.refusals = 0  # submissions to refuse, as if no thread could be had
 
     def begin(self) -> None:
@@ -102,7 +103,8 @@ class SteppedQueue:
             return len(self._jobs)
 
     def finish(self, ticket: int) -> int:
-        self.until(lambda: ticket in self._ended or self._closed)
+        with self._changed:
+            self._changed.wait_for(lambda: ticket in self._ended or self._closed)
         if ticket not in self._ended:
             raise ValueError("the test left it")
         return 0
@@ -117,8 +119,12 @@ class SteppedQueue:
             return True
 
     def wait(self, seen: int) -> int:
-        self.until(lambda: self._events != seen or self._closed)
-        return self._events
+        with self._changed:
+            self.sleepers += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._events != seen or self._closed)
+            self.sleepers -= 1
+            return self._events
 
     def rouse(self) -> None:
         with self._changed:
