@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import zmq
 
-from engine_shim import device_cpu
-from kvd_kernels.host import Mapping, copy_spans, copy_sums
+from kvd_kernels.host import CopyQueue
 
 
 class CopyMeter:
@@ -30,8 +29,7 @@ class CopyMeter:
     def __enter__(self) -> Self:
         """Begin to count."""
         for owner, name, counted in (
-            (device_cpu, "copy_spans", self._spans),
-            (device_cpu, "copy_sums", self._sums),
+            (CopyQueue, "finish", self._finishing(CopyQueue.finish)),
             (zmq.Socket, "send", self._sending(zmq.Socket.send)),
             (zmq.Socket, "recv", self._receiving(zmq.Socket.recv)),
         ):
@@ -42,16 +40,14 @@ class CopyMeter:
         """Count no more."""
         self._undo.close()
 
-    def _spans(self, dst: Mapping, src: Mapping, *rest: Any, **named: Any) -> int:
-        return self._moved(copy_spans(dst, src, *rest, **named))
+    def _finishing(self, finish: Any) -> Any:
+        def counted(queue: CopyQueue, ticket: int) -> int:
+            moved: int = finish(queue, ticket)
+            with self._lock:
+                self.kernel_bytes += moved
+            return moved
 
-    def _sums(self, dst: Mapping, src: Mapping, *rest: Any, **named: Any) -> int:
-        return self._moved(copy_sums(dst, src, *rest, **named))
-
-    def _moved(self, nbytes: int) -> int:
-        with self._lock:
-            self.kernel_bytes += nbytes
-        return nbytes
+        return counted
 
     def _sending(self, send: Any) -> Any:
         def counted(socket: object, data: Any, *rest: Any, **named: Any) -> Any:
