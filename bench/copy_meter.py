@@ -41,11 +41,11 @@ class CopyMeter:
         self._undo.close()
 
     def _finishing(self, finish: Any) -> Any:
-        def counted(queue: object, ticket: int) -> Any:
-            nbytes = finish(queue, ticket)
+        def counted(queue: CopyQueue, ticket: int) -> int:
+            moved: int = finish(queue, ticket)
             with self._lock:
-                self.kernel_bytes += nbytes
-            return nbytes
+                self.kernel_bytes += moved
+            return moved
 
         return counted
 

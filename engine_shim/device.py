@@ -6,7 +6,8 @@ A *stream* runs its operations one after another, in the order they were submitt
 at the same time. An *event* ties them together: `record` marks a place in one stream, `wait` holds
 another stream there. Every submission returns before the operation has run. In particular `copy`
 returns before a byte has moved: source and destination belong to the copy until an event recorded
-after it, or a host function submitted after it, says that it ended. Nothing else says so.
+after it, or a host function or notification submitted after it, says that it ended. Nothing else
+says so.
 
 Failures
 --------
@@ -215,8 +216,9 @@ class Stream(Protocol):
     ) -> None:
         """Copy byte ranges; `spans` may change after the call, the bytes may not.
 
-        SummedSpans may not change either: before anything behind the copy runs, their `sums` are
-        those of the source bytes as they were copied. Those of a copy that failed mean nothing.
+        SummedSpans may not change either, and serve one copy at a time: their `sums` are those of
+        the source bytes as they were copied when the first event, host function or notification
+        behind the copy says that it ended. Those of a copy that failed mean nothing.
         A span that does not fit fails the operation, and then none of its bytes move.
         """
 

@@ -79,7 +79,8 @@ class Op:
     run:    does it, or waits for its end; returns its failure.
     cancel: tells whoever waits for it, when it will not run.
     end:    runs under the lock, after the outcome was noted.
-    begun:  whether it was begun before its turn and cannot be taken back; asked to cancel it.
+    withdraw: takes back what was begun before its turn, where it can be; under the lock.
+    begun:  whether it was begun before its turn and not taken back, so that it is not cancelled.
     flows:  whether it runs before its turn, and its end rouses the stream's thread.
     holds:  whether copies behind it must wait for its turn to end.
     """
@@ -88,6 +89,7 @@ class Op:
     run: Callable[[], DeviceError | None]
     cancel: Callable[[DeviceError], None] = lambda _: None
     end: Callable[[], None] = lambda: None
+    withdraw: Callable[[], None] = lambda: None
     begun: Callable[[], bool] = _not_begun
     flows: bool = False
     holds: bool = False

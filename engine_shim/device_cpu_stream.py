@@ -58,8 +58,15 @@ class _Copy:
         """The turn comes later: what the caller may change until then is copied."""
         self._triples = self._spans.buffer.tobytes()
 
-    def start(self) -> None:
-        """Hand it to the native thread."""
+    def start(self) -> bool:
+        """Hand it to the native thread; False when that cannot be, as without a thread."""
+        try:
+            self._submit()
+        except (ValueError, RuntimeError):
+            return False
+        return True
+
+    def _submit(self) -> None:
         spans = self._spans
         triples = spans.buffer if self._triples is None else self._triples
         lists = (spans.counts, spans.sums) if isinstance(spans, SummedSpans) else (None, None)
@@ -69,15 +76,20 @@ class _Copy:
         """Wait until it has ended; it is started before where it was not."""
         try:
             if not self._ticket:
-                self.start()
+                self._submit()
             self._queue.finish(self._ticket)
-        except (IndexError, ValueError) as error:
+        except (IndexError, ValueError, RuntimeError) as error:
             return DeviceError(DeviceCode.COPY_FAILED, f"{self._label}: {error}")
         return None
 
+    def withdraw(self) -> None:
+        """Take it back from the native thread unless that has begun it."""
+        if self._ticket and self._queue.cancel(self._ticket):
+            self._ticket = 0
+
     def begun(self) -> bool:
-        """Whether it was started and cannot be taken back."""
-        return self._ticket > 0 and not self._queue.cancel(self._ticket)
+        """Whether it was handed to the native thread and not taken back."""
+        return self._ticket > 0
 
 
 class CpuStream:
@@ -106,15 +118,13 @@ class CpuStream:
         copy = _Copy(self._copies, label, to, source, spans)
         if spans.num_bytes >= TEAM_BYTES_MIN:
             copy.threads = self._device.copy_threads
-        op = Op(label, copy.run, begun=copy.begun)
+        op = Op(label, copy.run, withdraw=copy.withdraw, begun=copy.begun)
 
         def accepted() -> None:
+            op.flows = self._holding == 0 and copy.start()
             # One that waits for its turn holds up those behind it, too: they stay in order.
-            op.holds = self._holding > 0
-            op.flows = not op.holds
-            if op.flows:
-                copy.start()
-            else:
+            op.holds = not op.flows
+            if not op.flows:
                 copy.keep()
 
         self._submit(op, accepted)
@@ -199,12 +209,12 @@ class CpuStream:
         self._shared.check_thread(f"close of stream {self.name}")
         with self._shared.changed:
             self._closing = True
-            self._cancelling = self._cancelling or not drain
+            if not drain:
+                self._cancel_queued()
             self._copies.rouse()
             self._shared.changed.notify_all()
             idle = self._shared.wait_until(self._idle, timeout_ns)
-            self._cancelling = True
-            self._shared.changed.notify_all()
+            self._cancel_queued()
             idle = idle or self._shared.wait_until(self._idle, CANCEL_GRACE_NS)
         if not idle:
             # Its thread is stuck in one operation: those behind it must not wait for ever.
@@ -291,6 +301,14 @@ class CpuStream:
                 if self._closing:
                     return None
             seen = self._copies.wait(seen)
+
+    def _cancel_queued(self) -> None:
+        """Let what is queued end as cancelled, as far as it has not begun; under the lock."""
+        self._cancelling = True
+        # From the last: the native thread begins none behind one that was taken back.
+        for op in reversed(self._queue):
+            op.withdraw()
+        self._shared.changed.notify_all()
 
     def _cancel(self, op: Op) -> DeviceError:
         failure = self._cancelled(op.label)

@@ -6,7 +6,7 @@ written to be read, not to be fast.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from itertools import islice
 from typing import Final
 
@@ -129,6 +129,87 @@ def checksum_spans(
         for word in (NOT_COPIED, start, count)
     ]
     copy_sums(bytearray(), src, triples, counts, sums)
+
+
+class CopyQueue:
+    """Copies one after another, in the order of `submit`: each finds what those before it wrote.
+
+    When a copy runs is not said, only that it has when it is finished: here, not before then. The
+    lists, and what the sums continue from, are those of `submit`; sums are stored by `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._queued: dict[int, Callable[[], Callable[[], int]]] = {}
+        self._ended: dict[int, Callable[[], int]] = {}
+        self._last = 0
+        self._closed = False
+
+    def submit(
+        self,
+        dst: bytearray,
+        src: bytes | bytearray,
+        spans: Sequence[int],
+        counts: Sequence[int] = (),
+        sums: MutableSequence[int] | None = None,
+    ) -> int:
+        """Queue a copy; return its ticket. Raises ValueError once closed."""
+        if self._closed:
+            raise ValueError("the queue is closed")
+        own_spans, own_counts, own_sums = list(spans), list(counts), list(sums or ())
+
+        def run() -> Callable[[], int]:
+            if sums is None:
+                moved = copy_spans(dst, src, own_spans)
+            else:
+                moved = copy_sums(dst, src, own_spans, own_counts, own_sums)
+
+            def end() -> int:
+                if sums is not None:
+                    sums[:] = own_sums
+                return moved
+
+            return end
+
+        self._last += 1
+        self._queued[self._last] = run
+        return self._last
+
+    def finish(self, ticket: int) -> int:
+        """Return the bytes that a copy moved, or raise what it raised; once for each ticket.
+
+        Raises: ValueError for a ticket that is none, or of a copy that `close` dropped.
+        """
+        if ticket not in self._queued and ticket not in self._ended:
+            raise ValueError(f"ticket {ticket} is none that is still to be finished")
+        while ticket in self._queued:
+            first = next(iter(self._queued))
+            self._ended[first] = _outcome(self._queued.pop(first))
+        return self._ended.pop(ticket)()
+
+    def cancel(self, ticket: int) -> bool:
+        """Drop a copy that has not begun; return whether it was dropped."""
+        return self._queued.pop(ticket, None) is not None
+
+    def close(self) -> None:
+        """Drop what has not begun, and take no more."""
+        self._closed = True
+        for ticket in list(self._queued):
+            del self._queued[ticket]
+            self._ended[ticket] = _raiser(ValueError("the queue was closed before it"))
+
+
+def _outcome(run: Callable[[], Callable[[], int]]) -> Callable[[], int]:
+    try:
+        return run()
+    except (IndexError, ValueError) as error:
+        return _raiser(error)
+
+
+def _raiser(error: Exception) -> Callable[[], int]:
+    def end() -> int:
+        raise error
+
+    return end
 
 
 def crc32c(data: bytes, seed: int = 0) -> int:

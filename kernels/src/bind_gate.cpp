@@ -63,7 +63,7 @@ nb::tuple wait_free(Gate& self, nb::handle slot, nb::handle after_epoch, nb::han
       if (result.outcome == Outcome::kInterrupted && PyErr_CheckSignals() != 0) {
         throw nb::python_error();
       }
-      const nb::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       result = self.wait(index, after, deadline, spin_until);
     } while (result.outcome == Outcome::kInterrupted);
   }
@@ -127,7 +127,7 @@ void bind_gate(nb::module_& module) {
            nb::sig("def wait_free(self, slot: int, after_epoch: int, timeout_ns: int, *, "
                    "spin_ns: int = 50000) -> tuple[str, int]"),
            kWaitDoc)
-      .def("close", &Gate::close, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &Gate::close, nb::call_guard<Unlocked>(),
            "End every wait with \"hangup\", wait until those threads have left, and let go of\n"
            "page and descriptors. Idempotent.")
       .def("hung_up", &Gate::hung_up,

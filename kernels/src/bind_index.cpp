@@ -204,7 +204,7 @@ nb::object load(Index& self, nb::handle states, nb::handle namespaces, nb::handl
   std::vector<uint32_t> known;
   {
     const Filling filling(self);
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     known = keys.load({of_states.data(), count}, spaces, all);
   }
   return list_of(known);
@@ -235,7 +235,7 @@ nb::object scan(const Mapping& meta, nb::handle offset, nb::handle digests, nb::
   Scan found;
   {
     const Lease lease(meta.region);
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     found = scan_headers(meta.region->data() + range.offset, known, columns);
   }
   return nb::make_tuple(list_of(found.torn), list_of(found.odd));

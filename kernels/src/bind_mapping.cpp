@@ -99,7 +99,7 @@ void construct(Mapping* self, nb::handle fd, nb::handle length, bool writable, n
 
 void close_mapping(Mapping& self) {
   self.region->begin_close();
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   self.region->finish_close();
 }
 
@@ -121,7 +121,7 @@ nb::bytes read_bytes(const Mapping& self, nb::handle offset, nb::handle length) 
     std::memcpy(target, self.region->data() + range.offset, range.length);
   } else {
     const Lease lease(self.region);
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     std::memcpy(target, self.region->data() + range.offset, range.length);
   }
   return nb::borrow<nb::bytes>(result);
@@ -137,7 +137,7 @@ void write_bytes(Mapping& self, nb::handle offset, nb::handle data) {
     std::memmove(self.region->data() + range.offset, bytes.data(), range.length);
   } else {
     const Lease lease(self.region);
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     std::memmove(self.region->data() + range.offset, bytes.data(), range.length);
   }
 }
@@ -178,13 +178,13 @@ void store(Mapping& self, nb::handle offset, nb::handle value) {
 const char* populate(const Mapping& self, nb::handle offset, nb::handle length, bool use_madvise) {
   const Range range = range_within(*self.region, offset, length);
   const Lease lease(self.region);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return self.region->populate(range.offset, range.length, use_madvise);
 }
 
 uint64_t smaps_page_kb(const Mapping& self) {
   const Lease lease(self.region);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return self.region->kernel_page_kb();
 }
 

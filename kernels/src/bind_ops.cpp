@@ -77,7 +77,7 @@ uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
   const CopyFn copy = find_copy_kernel(kernel).copy;
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return run_copy(dst.region, src.region, private_copy<Span>(bytes), copy, team);
 }
 
@@ -90,8 +90,8 @@ uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb:
   Groups groups(counts, sums);
   uint64_t total = 0;
   {
-    const nb::gil_scoped_release unlocked;
-    total = run_copy(dst.region, src.region, private_copy<Span>(bytes), groups, copy, team);
+    const Unlocked unlocked;
+    total = run_copy(dst.region, src.region, private_copy<Span>(bytes), *groups.own, copy, team);
   }
   groups.store();
   return total;
@@ -108,15 +108,15 @@ void checksum_spans(const Mapping& src, nb::handle ranges, nb::handle counts, nb
   require_rows(bytes, 2, kPairs);
   Groups groups(counts, sums);
   {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     std::vector<Span> spans;
     for (const Pair& range : private_copy<Pair>(bytes)) {
       spans.push_back({kNotCopied, range.offset, range.bytes});
     }
-    groups.require_total(spans.size());
+    groups.own->require_total(spans.size());
     check_sum_spans(*src.region, *src.region, spans);
-    find_copy_kernel("scalar").copy_sum(nullptr, src.region->data(), spans, groups.own_counts,
-                                        groups.own_sums.data());
+    find_copy_kernel("scalar").copy_sum(nullptr, src.region->data(), spans, groups.own->counts,
+                                        groups.own->sums.data());
   }
   groups.store();
 }
@@ -126,7 +126,7 @@ uint32_t crc32c_of(nb::handle data, nb::handle seed) {
       integer_within(seed, "seed", 0, std::numeric_limits<uint32_t>::max()));
   const Bytes bytes(data, "data");
   if (bytes.size() <= kKeepLockBytes) return crc32c(start, bytes.data(), bytes.size());
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return crc32c(start, bytes.data(), bytes.size());
 }
 

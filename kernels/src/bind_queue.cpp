@@ -17,21 +17,25 @@ constexpr const char* kQueueDoc =
 
 Between two of them nothing waits for the interpreter lock. Methods may be called from any thread;
 none but `finish`, `wait` and `close` waits. Who submits finishes or cancels: until then the queue
-keeps what the copy borrows.)";
+keeps what the copy borrows. In a forked child all but `close` raise ValueError. Defined by
+reference.py::CopyQueue.)";
 
 constexpr const char* kSubmitDoc =
     R"(Queue a copy as of copy_spans, or as of copy_sums with counts and sums; return its ticket.
 
-spans and counts are copied here; sums is borrowed until `finish` has written it. Mappings, ranges
-and counts are looked at when the copy's turn comes: what is wrong with them, `finish` raises.
+spans, counts and what sums continue from are copied here; sums is borrowed until `finish` has
+written it, and a copy that fails leaves it as it is. Mappings, ranges and counts are looked at when
+the copy's turn comes: what is wrong with them, `finish` raises.
 
 Raises: ValueError when the queue is closed, the kernel does not run on this CPU, lists are no whole
-rows or threads is out of range; TypeError for lists that are no buffers.)";
+rows, sums is read-only or of another length than counts, or threads is out of range; TypeError for
+lists that are no buffers of such words; RuntimeError when no thread can be had.)";
 
 constexpr const char* kFinishDoc =
-    R"(Wait until the copy of a ticket has ended; return the bytes that it moved. Once for each ticket.
+    R"(Wait until the copy of a ticket has ended; return the bytes moved. Once for each ticket.
 
-Raises: IndexError, ValueError as copy_spans and copy_sums; ValueError for a ticket that is none.)";
+Raises: IndexError, ValueError as copy_spans and copy_sums; ValueError for a ticket that is none,
+or of a copy that `close` dropped.)";
 
 constexpr const char* kCancelDoc =
     R"(Drop a copy that has not begun; return whether it was dropped: if so its ticket is void.)";
@@ -42,11 +46,15 @@ constexpr const char* kWaitDoc =
 seen: 0 at first. Returns at once where there was such news, and when the queue is closed.)";
 
 // Owns what copies borrow of Python: it is given back under the interpreter lock, by whoever
-// finishes or cancels a copy, or drops the queue.
+// finishes or cancels a copy, or drops the queue. The thread that copies touches none of it.
 class PyCopyQueue {
  public:
   ~PyCopyQueue() {
-    const nb::gil_scoped_release unlocked;
+    if (!queue_->in_own_process()) {
+      static_cast<void>(queue_.release());
+      return;
+    }
+    const Unlocked unlocked;
     queue_.reset();
   }
 
@@ -59,7 +67,7 @@ class PyCopyQueue {
   void close();
 
  private:
-  std::map<uint64_t, std::shared_ptr<Groups>> groups_;  // under the interpreter lock
+  std::map<uint64_t, std::unique_ptr<Groups>> groups_;  // under the interpreter lock
   std::unique_ptr<CopyQueue> queue_ = std::make_unique<CopyQueue>();
 };
 
@@ -74,27 +82,25 @@ uint64_t PyCopyQueue::submit(const Mapping& dst, const Mapping& src, nb::handle 
   auto own = std::make_shared<const std::vector<Span>>(private_copy<Span>(bytes));
   const auto to = dst.region, from = src.region;
   if (counts.is_none()) {
-    return queue_->submit(
-        [=] { return run_copy(to, from, *own, kernels.copy, team); });
+    return queue_->submit([=] { return run_copy(to, from, *own, kernels.copy, team); });
   }
-  auto groups = std::make_shared<Groups>(counts, sums);
-  const uint64_t ticket = queue_->submit([=, lent = groups.get()] {
-    return run_copy(to, from, *own, *lent, kernels.copy_sum, team);
+  auto groups = std::make_unique<Groups>(counts, sums);
+  const uint64_t ticket = queue_->submit([=, group_sums = groups->own] {
+    return run_copy(to, from, *own, *group_sums, kernels.copy_sum, team);
   });
   groups_.emplace(ticket, std::move(groups));
   return ticket;
 }
 
 uint64_t PyCopyQueue::finish(uint64_t ticket) {
-  std::shared_ptr<Groups> groups;
-  if (const auto found = groups_.find(ticket); found != groups_.end()) {
-    groups = std::move(found->second);
-    groups_.erase(found);
-  }
+  CopyQueue::Taken taken = queue_->take(ticket);
+  const auto lent = groups_.extract(ticket);  // with the ticket: another thread gets neither
+  const Groups* groups = lent.empty() ? nullptr : lent.mapped().get();
   uint64_t total = 0;
   {
-    const nb::gil_scoped_release unlocked;
-    total = queue_->finish(ticket);
+    const Unlocked unlocked;
+    const auto given_up = std::move(taken);  // unmapping what only the copy held may take long
+    total = queue_->outcome(given_up);
   }
   if (groups != nullptr) groups->store();
   return total;
@@ -107,12 +113,12 @@ bool PyCopyQueue::cancel(uint64_t ticket) {
 }
 
 uint64_t PyCopyQueue::wait(uint64_t seen) {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   return queue_->wait(seen);
 }
 
 void PyCopyQueue::close() {
-  const nb::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   queue_->close();
 }
 

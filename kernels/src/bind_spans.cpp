@@ -1,5 +1,7 @@
 #include "bind_spans.hpp"
 
+#include <initializer_list>
+
 namespace kvd {
 
 bool holds_words(const Py_buffer& view, Py_ssize_t width, std::string_view words) {
@@ -32,33 +34,33 @@ size_t team_size(nb::handle threads) {
   return static_cast<size_t>(integer_within(threads, "threads", 1, kTeamMax));
 }
 
-Groups::Groups(nb::handle counts, nb::handle sums)
-    : counts_(counts, "counts"), sums_(sums, "sums") {
-  for (const Bytes* words : {&counts_, &sums_}) {
+Groups::Groups(nb::handle counts, nb::handle sums) : sums_(sums, "sums") {
+  const Bytes lent(counts, "counts");
+  for (const Bytes* words : std::initializer_list<const Bytes*>{&lent, &sums_}) {
     if (!holds_words(words->view(), 4, "ILil") || words->size() % sizeof(uint32_t) != 0) {
       throw nb::type_error("counts and sums must be native u32 words: use array('I')");
     }
   }
   if (sums_.view().readonly != 0) throw std::invalid_argument("sums is read-only");
-  if (sums_.size() != counts_.size()) {
+  if (sums_.size() != lent.size()) {
     throw std::invalid_argument("sums has " + std::to_string(sums_.size() / 4) + " words for " +
-                                std::to_string(counts_.size() / 4) + " groups");
+                                std::to_string(lent.size() / 4) + " groups");
   }
-  own_counts = private_copy<uint32_t>(counts_);
-  own_sums = private_copy<uint32_t>(sums_);
+  own->counts = private_copy<uint32_t>(lent);
+  own->sums = private_copy<uint32_t>(sums_);
 }
 
-void Groups::require_total(size_t spans) const {
+void GroupSums::require_total(size_t spans) const {
   uint64_t total = 0;
-  for (const uint32_t count : own_counts) total += count;
+  for (const uint32_t count : counts) total += count;
   if (total != spans) {
     throw std::invalid_argument("counts add up to " + std::to_string(total) + ", not to the " +
                                 std::to_string(spans) + " spans");
   }
 }
 
-void Groups::store() {
-  if (!own_sums.empty()) std::memcpy(sums_.view().buf, own_sums.data(), sums_.size());
+void Groups::store() const {
+  if (!own->sums.empty()) std::memcpy(sums_.view().buf, own->sums.data(), sums_.size());
 }
 
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
@@ -72,14 +74,14 @@ uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Regi
 }
 
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
-                  const std::vector<Span>& spans, Groups& groups, CopySumFn copy, size_t team) {
+                  const std::vector<Span>& spans, GroupSums& groups, CopySumFn copy, size_t team) {
   const Lease dst_lease(dst);
   const Lease src_lease(src);
   dst->require_writable();
   groups.require_total(spans.size());
   const uint64_t total = check_sum_spans(*dst, *src, spans);
-  copy_sums_in_team(copy, dst->data(), src->data(), spans, groups.own_counts,
-                    groups.own_sums.data(), team);
+  copy_sums_in_team(copy, dst->data(), src->data(), spans, groups.counts, groups.sums.data(),
+                    team);
   return total;
 }
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +13,7 @@
 
 namespace kvd {
 
-static_assert(std::endian::native == std::endian::little, "'<' is taken for native in bind_spans.cpp");
+static_assert(std::endian::native == std::endian::little, "'<' is taken for native by holds_words");
 
 constexpr const char* kTriples = "triples (dst_offset, src_offset, nbytes)";
 constexpr const char* kPairs = "pairs (offset, nbytes)";
@@ -32,19 +33,25 @@ std::vector<Item> private_copy(const Bytes& items) {
   return own;
 }
 
-// The groups of a call: how many spans each has, and where their checksums go.
+// How many spans each group of a copy has, and their checksums so far. Borrows nothing of Python.
+struct GroupSums {
+  std::vector<uint32_t> counts;
+  std::vector<uint32_t> sums;
+
+  void require_total(size_t spans) const;  // std::invalid_argument
+};
+
+// The groups of a call: a copy of what the caller gives, and where their checksums go. Lives and
+// dies under the interpreter lock; `own` may outlive it.
 class Groups {
  public:
   Groups(nb::handle counts, nb::handle sums);
 
-  void require_total(size_t spans) const;
-  void store();
+  void store() const;  // into the lent sums
 
-  std::vector<uint32_t> own_counts;
-  std::vector<uint32_t> own_sums;
+  const std::shared_ptr<GroupSums> own = std::make_shared<GroupSums>();
 
  private:
-  Bytes counts_;
   Bytes sums_;
 };
 
@@ -52,8 +59,8 @@ class Groups {
 // std::invalid_argument when a mapping is closed or dst is read-only.
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
                   const std::vector<Span>& spans, CopyFn copy, size_t team);
-// The same with checksums, into groups.own_sums.
+// The same with checksums, into groups.sums.
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
-                  const std::vector<Span>& spans, Groups& groups, CopySumFn copy, size_t team);
+                  const std::vector<Span>& spans, GroupSums& groups, CopySumFn copy, size_t team);
 
 }  // namespace kvd

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "region.hpp"
+#include "unlocked.hpp"
 
 namespace kvd {
 
@@ -18,7 +19,7 @@ struct Mapping {
 
   // Unmapping many small pages takes long, and nobody else can reach the object any more.
   ~Mapping() {
-    const nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     region.reset();
   }
 };

@@ -8,13 +8,13 @@
 
 namespace kvd {
 
-CopyQueue::~CopyQueue() {
-  if (mark_.same_process()) {
-    close();
-  } else if (thread_.joinable()) {
-    thread_.detach();  // there is no such thread in a forked child
-  }
-}
+struct CopyQueue::Job {
+  Work work;
+  uint64_t result = 0;
+  std::exception_ptr error;
+  bool begun = false;
+  bool ended = false;
+};
 
 void CopyQueue::require_own_process() const {
   if (mark_.same_process()) return;
@@ -23,7 +23,7 @@ void CopyQueue::require_own_process() const {
 
 uint64_t CopyQueue::submit(Work work) {
   require_own_process();
-  const auto job = std::make_shared<Job>();
+  const Taken job = std::make_shared<Job>();
   job->work = std::move(work);
   const std::lock_guard lock(mutex_);
   if (closing_) throw std::invalid_argument("the queue is closed");
@@ -42,7 +42,8 @@ void CopyQueue::run() {
   while (true) {
     while (queue_.empty() && !closing_) work_came_.wait(lock);
     if (queue_.empty()) return;
-    const std::shared_ptr<Job> job = std::move(queue_.front());
+    // Given up under the lock again, so never the last share: whoever takes the ticket has that.
+    const Taken job = std::move(queue_.front());
     queue_.pop_front();
     job->begun = true;
     lock.unlock();
@@ -59,27 +60,34 @@ void CopyQueue::run() {
   }
 }
 
-uint64_t CopyQueue::finish(uint64_t ticket) {
+CopyQueue::Taken CopyQueue::take(uint64_t ticket) {
   require_own_process();
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   const auto found = jobs_.find(ticket);
   if (found == jobs_.end()) {
     throw std::invalid_argument("ticket " + std::to_string(ticket) +
-                                " is none that has not been finished");
+                                " is none that is still to be finished");
   }
-  const std::shared_ptr<Job> job = found->second;
+  Taken taken = std::move(found->second);
   jobs_.erase(found);
-  while (!job->ended) ended_.wait(lock);
-  if (job->error) std::rethrow_exception(job->error);
-  return job->result;
+  return taken;
+}
+
+uint64_t CopyQueue::outcome(const Taken& taken) {
+  std::unique_lock lock(mutex_);
+  while (!taken->ended) ended_.wait(lock);
+  if (taken->error) std::rethrow_exception(taken->error);
+  return taken->result;
 }
 
 bool CopyQueue::cancel(uint64_t ticket) {
   require_own_process();
+  Taken dropped;  // freed after the lock
   const std::lock_guard lock(mutex_);
   const auto found = jobs_.find(ticket);
   if (found == jobs_.end() || found->second->begun) return false;
-  std::erase(queue_, found->second);
+  dropped = std::move(found->second);
+  std::erase(queue_, dropped);
   jobs_.erase(found);
   return true;
 }
@@ -99,11 +107,12 @@ void CopyQueue::rouse() {
 }
 
 void CopyQueue::close() {
-  require_own_process();
+  if (!mark_.same_process()) return;
+  const std::lock_guard ending(ending_);
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    for (const std::shared_ptr<Job>& job : queue_) {
+    for (const Taken& job : queue_) {
       job->error = std::make_exception_ptr(std::invalid_argument("the queue was closed before it"));
       job->ended = true;
     }

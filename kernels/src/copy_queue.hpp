@@ -21,8 +21,13 @@ class CopyQueue {
   // Copies and returns the bytes moved; what it throws is the outcome of its ticket.
   using Work = std::function<uint64_t()>;
 
+  struct Job;
+  using Taken = std::shared_ptr<Job>;
+
   CopyQueue() = default;
-  ~CopyQueue();
+  // Not in a forked child, where the thread is missing that may have been at work on all this:
+  // leave it as it is there.
+  ~CopyQueue() { close(); }
   CopyQueue(const CopyQueue&) = delete;
   CopyQueue& operator=(const CopyQueue&) = delete;
 
@@ -30,10 +35,11 @@ class CopyQueue {
   // std::invalid_argument once closed or in a forked child, std::system_error without a thread.
   uint64_t submit(Work work);
 
-  // Waits until the work of a ticket has ended; returns what it returned or throws what it threw.
-  // The outcome, and what the work held, is given up with it: the caller's thread frees it.
-  // std::invalid_argument for a ticket that is none or was finished or cancelled before.
-  uint64_t finish(uint64_t ticket);
+  // Makes a ticket void and its outcome the caller's, whose thread frees what the work held.
+  // std::invalid_argument for a ticket that is none or was taken or cancelled before.
+  Taken take(uint64_t ticket);
+  // Waits until that work has ended; returns what it returned or throws what it threw.
+  uint64_t outcome(const Taken& taken);
 
   // Takes work that has not begun out of the queue, and frees it; false when it has, or is none.
   bool cancel(uint64_t ticket);
@@ -43,18 +49,13 @@ class CopyQueue {
   uint64_t wait(uint64_t seen);
   void rouse();
 
-  // Waits for the work that runs, drops what has not begun, ends the thread. Idempotent.
+  // Waits for the work that runs, drops what has not begun, ends the thread. Idempotent; whoever
+  // calls it meanwhile waits, too. Does nothing in a forked child.
   void close();
 
- private:
-  struct Job {
-    Work work;
-    uint64_t result = 0;
-    std::exception_ptr error;
-    bool begun = false;
-    bool ended = false;
-  };
+  bool in_own_process() const noexcept { return mark_.same_process(); }
 
+ private:
   void run();
   void require_own_process() const;
 
@@ -63,12 +64,13 @@ class CopyQueue {
   Condition work_came_;
   Condition ended_;
   Condition news_;  // ends, calls of rouse, and the close
-  std::map<uint64_t, std::shared_ptr<Job>> jobs_;  // not finished, in order of their tickets
-  std::deque<std::shared_ptr<Job>> queue_;
+  std::map<uint64_t, Taken> jobs_;  // neither taken nor cancelled, in order of their tickets
+  std::deque<Taken> queue_;         // not begun
   uint64_t last_ = 0;
   uint64_t events_ = 0;
   bool closing_ = false;
-  std::thread thread_;
+  std::mutex ending_;   // taken before mutex_
+  std::thread thread_;  // made under mutex_ before closing_ is set, joined under ending_ after it
 };
 
 }  // namespace kvd

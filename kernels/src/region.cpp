@@ -138,8 +138,9 @@ void Region::finish_close() noexcept {
 }
 
 Lease::Lease(std::shared_ptr<Region> region) : region_(std::move(region)) {
-  region_->require_open();
+  region_->require_open();  // in a forked child, another thread may have held the lock at the fork
   const std::lock_guard lock(region_->mutex_);
+  region_->require_open();  // begin_close() holds the lock, too: from here on the mapping stays
   ++region_->leases_;
 }
 

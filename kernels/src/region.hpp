@@ -5,7 +5,8 @@
 //   leases  operations in flight that run without the interpreter lock. close() waits for them.
 //
 // Locking: operations that keep the interpreter lock need neither, because begin_close() also runs
-// under it: whoever saw open() finishes before the mapping can go. Everything else takes a Lease.
+// under it: whoever saw open() finishes before the mapping can go. Everything else takes a Lease,
+// with the interpreter lock or without it.
 //
 // Fork: the mapping is MADV_DONTFORK, so it does not exist in a child, whose address space may hold
 // something else there. ForkMark tells the two apart without a system call per operation.

@@ -17,11 +17,13 @@ from kvd_kernels.host import (
     GATE_HEADER_BYTES,
     GATE_LINE_BYTES,
     WORD_FREE,
+    CopyQueue,
     GateWaiter,
     Mapping,
     gate_word,
 )
 from tests.capabilities import lacking
+from tests.kernels.queue_rig import LongCopy
 
 F_SEAL_FUTURE_WRITE = 0x0010
 SLOTS = 63  # a page of 4096 bytes
@@ -172,3 +174,15 @@ def make_gate() -> Iterator[Callable[[], Gate]]:
 @pytest.fixture
 def gate(make_gate: Callable[[], Gate]) -> Gate:
     return make_gate()
+
+
+@pytest.fixture
+def queue() -> Iterator[CopyQueue]:
+    made = CopyQueue()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def long_copy(make_region: MakeRegion) -> LongCopy:
+    return LongCopy(make_region)

@@ -45,7 +45,7 @@ def described() -> list[tuple[str, object]]:
             found.append((name, member))
         if inspect.isclass(member) and member.__module__ != "typing":
             found += [(f"{name}.{m}", getattr(member, m)) for m in public(list(vars(member)))]
-    for owner in ("BlockIndex", "Mapping", "GateWaiter"):
+    for owner in ("BlockIndex", "CopyQueue", "Mapping", "GateWaiter"):
         found += [(f"{owner}.{m}", getattr(_host, owner).__dict__[m]) for m in stub_names()[owner]]
     return found
 

@@ -38,6 +38,7 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/test_pipeline_pressure.py",
             "tests/unit/engine_shim/test_copy_order.py",
         ),
+        "queued copies": ("tests/unit/engine_shim/test_device_cpu_copies.py",),
         "slots taken early": (
             "tests/unit/engine_shim/test_gate.py",
             "tests/unit/client/test_client_early.py",

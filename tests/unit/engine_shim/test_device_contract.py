@@ -11,40 +11,12 @@ import pytest
 
 from engine_shim.device import Device, DeviceCode, DeviceError, DeviceMemory
 from engine_shim.device_cpu import CpuDevice
-from engine_shim.device_virtual import Link, VirtualDevice
-from engine_shim.testing import FaultyDevice
-from kvd.plan.runs import CopySpans
+from tests.unit.engine_shim.device_rig import MAKERS, SECOND, spans
 
-SECOND = 1_000_000_000
 BYTES = 4096
 
 
-def spans(*triples: tuple[int, int, int]) -> CopySpans:
-    """Make the spans (dst, src, nbytes) of a copy."""
-    made = CopySpans()
-    for triple in triples:
-        made.add(*triple)
-    return made
-
-
-def make_cpu() -> Device:
-    return CpuDevice(queue_max=2000, submit_timeout_ns=0)
-
-
-def make_virtual() -> Device:
-    links = {name: Link(name, SECOND) for name in ("a", "b")}
-    return VirtualDevice(links, queue_max=2000)
-
-
-MAKERS: list[Callable[[], Device]] = [
-    make_cpu,
-    make_virtual,
-    lambda: FaultyDevice(make_cpu()),
-    lambda: FaultyDevice(make_virtual()),
-]
-
-
-@pytest.fixture(params=MAKERS, ids=["cpu", "virtual", "faulty-cpu", "faulty-virtual"])
+@pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Give each kind of device; in the end no operation is without an outcome."""
     made: Device = request.param()
@@ -225,7 +197,8 @@ def test_host_functions_in_stream_order(device: Device) -> None:
     assert calls == list(range(11))
 
 
-def test_host_function_must_not_call_the_device(device: Device) -> None:
+@pytest.mark.parametrize("kind", ["launch_host", "notify_host"])
+def test_host_function_must_not_call_the_device(device: Device, kind: str) -> None:
     stream, event = device.stream("a"), device.event()
     event.arm()
     refusals: list[DeviceCode] = []
@@ -242,7 +215,7 @@ def test_host_function_must_not_call_the_device(device: Device) -> None:
                 call()
             refusals.append(error.value.code)
 
-    stream.launch_host(misuse)
+    getattr(stream, kind)(misuse)
     stream.synchronize(SECOND)
     assert refusals == [DeviceCode.IN_HOST_FUNCTION] * 5
 
@@ -288,6 +261,7 @@ def test_closed_stream_takes_nothing(device: Device, memories: Memories) -> None
     submits: list[Callable[[], None]] = [
         partial(stream.copy, dst, src, spans((0, 0, 1))),
         partial(stream.launch_host, print),
+        partial(stream.notify_host, print),
         partial(stream.record, event),
         partial(stream.wait, event),
     ]
