@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine_shim.vllm import scheduler
 from engine_shim.vllm.options import ConnectorOptions
 from tests.unit.engine_shim.vllm.stub_fixture import (
     MODES,
@@ -145,7 +146,8 @@ def test_resident_requests_go_on_without_room_in_the_pool(make: Make) -> None:
 # kvd is away ----------------------------------------------------------------------------------
 
 
-def test_rolling_waits_for_a_kvd_that_is_away(make: Make) -> None:
+def test_rolling_waits_for_a_kvd_that_is_away(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "PAUSE_S", 60.0)  # longer than two steps on any machine
     engine = make("rolling")
     engine.kvd.is_away = True
     engine.add("a", TEXT)
@@ -154,6 +156,7 @@ def test_rolling_waits_for_a_kvd_that_is_away(make: Make) -> None:
     assert not engine.running
     assert engine.kvd.retries == 1, "a refused request is not asked for at once"
     engine.kvd.is_away = False
+    monkeypatch.setattr(scheduler, "PAUSE_S", 0.0)
     engine.run()
     assert engine.all["a"].error == ""
 
