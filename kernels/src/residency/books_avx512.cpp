@@ -216,20 +216,24 @@ KVD_TARGET void forget_avx512(const Table& table, const int32_t* slots, int32_t 
 KVD_TARGET void put_avx512(Table& table, const int32_t* slots, const int32_t* positions,
                            int32_t n) {
   if (!table.has_index()) return put_scalar(table, slots, positions, n);
+  SlotIndex index = table.index;
+  int32_t reached = 0;
   for (int32_t at = 0; at < n; ++at) {
-    const SlotIndex::Home home = table.index.home_of(positions[at]);
-    uint32_t* const line = table.index.line_at(home.line);
+    const SlotIndex::Home home = index.home_of(positions[at]);
+    uint32_t* const line = index.line_at(home.line);
     const __m512i words = _mm512_load_si512(line);
     const uint32_t empty = _mm512_testn_epi32_mask(words, words);
     if (__builtin_expect(empty == 0, 0)) {
       table.put(slots[at], positions[at]);
+      index = table.index;  // which may be another one
       continue;
     }
-    const auto slot = static_cast<uint32_t>(slots[at]);
-    line[__builtin_ctz(empty)] = slot << table.index.slot_shift() | home.key;
+    line[__builtin_ctz(empty)] =
+        static_cast<uint32_t>(slots[at]) << index.slot_shift() | home.key;
     table.tokens[slots[at]] = positions[at];
-    table.head->reached = std::max(table.head->reached, positions[at] + 1);
+    reached = std::max(reached, positions[at] + 1);
   }
+  table.head->reached = std::max(table.head->reached, reached);
 }
 
 }  // namespace kvd::residency
