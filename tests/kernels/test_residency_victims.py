@@ -91,14 +91,15 @@ def test_a_new_row_has_no_chance_until_it_is_hit() -> None:
 
 @every_kernel
 @every_layout
-@pytest.mark.parametrize("slots", [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65])
+@pytest.mark.parametrize("slots", [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 130])
 def test_hand_stops_within_and_at_the_ends_of_what_it_sees_at_once(
     kernel: str, layout: str, slots: int
 ) -> None:
     draw = random.Random(slots)
     pair = Pair(slots, kernel=kernel, layout=layout)
     pair.begin_step()
-    pair.select(list(range(min(slots, 64))))
+    for first in range(0, slots, 64):
+        pair.select(list(range(first, min(slots, first + 64))))
     for _ in range(60):
         pair.begin_step()
         pair.select(draw.sample(range(2 * slots + 1), draw.randint(1, min(slots + 1, 40))))

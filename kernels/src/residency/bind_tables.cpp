@@ -17,9 +17,9 @@ num_tables:    1 to 65,536.
 slots:         rows of a hot buffer, 1 to 262,144.
 positions_max: tokens of the longest request, 1 to 1,048,576.
 layout:        how a position's slot is found: "map" is a word for each position, "index" a hash
-               table by the number of slots, "auto" the index where it takes at most a quarter of
-               the map. It bears on time and memory alone: an index is faster while few cache lines
-               are in it, and shorter to fetch.
+               table by the number of slots, "auto" the index where it takes at most half of the
+               map, a quarter beyond 32,768 slots. It bears on time and memory alone: an index is
+               shorter to fetch.
 
 Addresses never change, and nothing is allocated after this. A table takes 9 bytes for each slot,
 and 4 for each position or 8 to 16 for each slot; pages that are never reached take nothing. A call

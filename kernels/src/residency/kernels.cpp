@@ -22,14 +22,15 @@ bool runs_avx2() {
 bool runs_avx512() {
 #if defined(__x86_64__)
   return runs_avx2() && __builtin_cpu_supports("avx512f") != 0 &&
-         __builtin_cpu_supports("avx512dq") != 0;
+         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512bw") != 0;
 #else
   return false;
 #endif
 }
 
-constexpr Kernel kScalar{"scalar",       scan_scalar, partition_scalar, emit_scalar,
-                         inspect_scalar, list_scalar, lookup_scalar};
+constexpr Kernel kScalar{"scalar",    scan_scalar,   partition_scalar, emit_scalar, inspect_scalar,
+                         list_scalar, lookup_scalar, sweep_scalar,     forget_scalar,
+                         put_scalar};
 
 // Best first.
 std::vector<const Kernel*> all_kernels() {
@@ -43,6 +44,8 @@ std::vector<const Kernel*> all_kernels() {
 }
 
 }  // namespace
+
+const Kernel& scalar_kernel() noexcept { return kScalar; }
 
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;

@@ -76,12 +76,21 @@ struct Kernel {
   // whose indices are in `missed`.
   int32_t (*lookup)(const Table& table, const int32_t* positions, int32_t n, int32_t* winners,
                     int32_t* missed);
+  // Moves the clock's hand over up to `wanted` victims, whose slots this step uses from here on.
+  // All slots hold rows. Writes the victims and returns how many there are.
+  int32_t (*sweep)(const Table& table, int32_t wanted, int32_t* slots_out);
+  // Empties slots that hold rows.
+  void (*forget)(const Table& table, const int32_t* slots, int32_t n);
+  // Puts rows that have no slot into empty ones.
+  void (*put)(Table& table, const int32_t* slots, const int32_t* positions, int32_t n);
 };
 
 // Null where the architecture has no such kernel.
 const Kernel* avx512_kernel() noexcept;
 const Kernel* avx2_kernel() noexcept;
 const Kernel* neon_kernel() noexcept;
+// The one that runs everywhere, and writes nothing behind its results.
+const Kernel& scalar_kernel() noexcept;
 
 // Names of the kernels this CPU can run, best first; "scalar" is always the last.
 std::vector<std::string> kernel_names();

@@ -74,8 +74,8 @@ KVD_TARGET int32_t list(PositionSet& set, int32_t end, int32_t* positions) {
   return set.list(end, positions);
 }
 
-constexpr Kernel kAvx2{"avx2",         scan, partition_scalar, emit_scalar,
-                       inspect_scalar, list, lookup_scalar};
+constexpr Kernel kAvx2{"avx2", scan,          partition_scalar, emit_scalar,   inspect_scalar,
+                       list,   lookup_scalar, sweep_scalar,     forget_scalar, put_scalar};
 
 }  // namespace
 

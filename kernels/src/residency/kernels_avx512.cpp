@@ -1,28 +1,10 @@
 // AVX-512: sixteen at a time, what is kept is compressed.
-#include "kernels_scalar.hpp"
+#include "avx512.hpp"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#define KVD_TARGET __attribute__((target("avx512f,avx512dq,bmi,popcnt")))
 
 namespace kvd::residency {
 namespace {
-
-// What is compressed goes through a register: some CPUs need a hundred cycles to compress to
-// memory.
-constexpr int64_t kLanes = 16;
-
-KVD_TARGET inline __mmask16 first_lanes(int64_t count) {
-  return count >= kLanes ? __mmask16{0xFFFF} : static_cast<__mmask16>((1U << count) - 1);
-}
-
-KVD_TARGET inline __m512i lanes_from(int32_t first) {
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
-}
-
-inline int64_t count_of(__mmask16 mask) { return __builtin_popcount(mask); }
 
 // key_of, for each lane.
 KVD_TARGET inline __m512i keys_of(__m512 scores) {
@@ -181,134 +163,8 @@ KVD_TARGET int32_t list(PositionSet& set, int32_t end, int32_t* positions) {
   return set.list(end, positions);
 }
 
-inline void ask_for(const Table& table, const int32_t* positions, int32_t count) {
-  for (int32_t at = 0; at < count; ++at) {
-    __builtin_prefetch(table.cache_slots + std::max(positions[at], 0));
-  }
-}
-
-// What a look-up writes.
-struct Found {
-  int32_t* winners;
-  int32_t* missed;
-  int32_t num_missed;
-};
-
-// Takes down where sixteen positions are: in `slots` those of `hit`, and missing the other `valid`.
-KVD_TARGET inline void take_down(const Table& table, int32_t at, __m512i wanted, __mmask16 inside,
-                                 __mmask16 valid, __mmask16 hit, __m512i slots, Found& found) {
-  alignas(64) int32_t marked[kLanes];  // a miss marks the slot behind the last
-  _mm512_store_si512(marked, _mm512_mask_mov_epi32(_mm512_set1_epi32(table.slots), hit, slots));
-  Stamp* const stamps = table.stamps;
-  const Stamp used = table.head->step | kChance;
-#pragma GCC unroll 16
-  for (int32_t lane = 0; lane < kLanes; ++lane) stamps[marked[lane]] = used;
-  const __m512i absent = _mm512_mask_xor_epi32(_mm512_set1_epi32(kNoWinner), valid, wanted,
-                                               _mm512_set1_epi32(-1));
-  _mm512_mask_storeu_epi32(found.winners + at, inside, _mm512_mask_mov_epi32(absent, hit, slots));
-  const __mmask16 missing = valid & static_cast<__mmask16>(~hit);
-  _mm512_storeu_si512(found.missed + found.num_missed,
-                      _mm512_maskz_compress_epi32(missing, lanes_from(at)));
-  found.num_missed += static_cast<int32_t>(count_of(missing));
-}
-
-KVD_TARGET int32_t lookup_in_map(const Table& table, const int32_t* positions, int32_t n,
-                                 Found found) {
-  constexpr int32_t kStride = static_cast<int32_t>(kLanes);
-  const __m512i generation = _mm512_set1_epi32(static_cast<int32_t>(table.head->generation));
-  const __m512i all_bits = _mm512_set1_epi32(static_cast<int32_t>(kGenerationMax));
-  const __m512i num_slots = _mm512_set1_epi32(table.slots);
-  ask_for(table, positions, std::min(n, kAhead));
-  for (int32_t at = 0; at < n; at += kStride) {
-    const int32_t ahead = at + kAhead;
-    if (ahead < n) ask_for(table, positions + ahead, std::min(n - ahead, kStride));
-    const __mmask16 inside = first_lanes(n - at);
-    const __m512i wanted = _mm512_maskz_loadu_epi32(inside, positions + at);
-    const __mmask16 valid = _mm512_mask_cmpge_epi32_mask(inside, wanted, _mm512_setzero_si512());
-    const __m512i hints =
-        _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), valid, wanted, table.cache_slots, 4);
-    const __m512i slots = _mm512_srli_epi32(hints, kGenerationBits);
-    const __mmask16 current =
-        _mm512_mask_testn_epi32_mask(valid, _mm512_xor_si512(hints, generation), all_bits);
-    const __mmask16 hit = _mm512_mask_cmplt_epu32_mask(current, slots, num_slots);
-    take_down(table, at, wanted, inside, valid, hit, slots, found);
-  }
-  return found.num_missed;
-}
-
-KVD_TARGET inline __mmask16 lanes_with_bits(const uint16_t* masks) {
-  const __m256i all = _mm256_load_si256(reinterpret_cast<const __m256i*>(masks));
-  const __m512i wide = _mm512_cvtepu16_epi32(all);
-  return _mm512_test_epi32_mask(wide, wide);
-}
-
-// The slots of what may be behind a full line, no slot for what is not.
-KVD_TARGET __m512i look_behind(const Table& table, const int32_t* positions, __mmask16 lanes,
-                               __m512i slots) {
-  alignas(64) int32_t found[kLanes];
-  _mm512_store_si512(found, slots);
-  for (uint32_t left = lanes; left != 0; left &= left - 1) {
-    const int32_t lane = __builtin_ctz(left);
-    found[lane] = table.find(positions[lane]);
-  }
-  return _mm512_load_si512(found);
-}
-
-KVD_TARGET int32_t lookup_in_index(const Table& table, const int32_t* positions, int32_t n,
-                                   Found found) {
-  static_assert(IndexLine::kWords == kLanes);
-  const SlotIndex index = table.index;
-  const __m512i key_bits = _mm512_set1_epi32(static_cast<int32_t>(index.key_mask()));
-  const __m512i multiplier = _mm512_set1_epi32(static_cast<int32_t>(index.multiplier));
-  const __m512i num_slots = _mm512_set1_epi32(table.slots);
-  const __m512i product_bits = _mm512_set1_epi32(static_cast<int32_t>(kPositionsMax - 1));
-  const __m512i rest_bits = _mm512_set1_epi32((1 << index.rest_bits()) - 1);
-  const __m128i to_line = _mm_cvtsi32_si128(index.rest_bits());
-  const __m128i to_slot = _mm_cvtsi32_si128(index.slot_shift());
-  for (int32_t at = 0; at < n; at += static_cast<int32_t>(kLanes)) {
-    const __mmask16 inside = first_lanes(n - at);
-    const __m512i wanted = _mm512_maskz_loadu_epi32(inside, positions + at);
-    const __mmask16 valid = _mm512_mask_cmpge_epi32_mask(inside, wanted, _mm512_setzero_si512());
-    const __m512i product =
-        _mm512_and_si512(_mm512_mullo_epi32(wanted, multiplier), product_bits);
-    const __m512i ones = _mm512_slli_epi32(_mm512_and_si512(product, rest_bits), 1);
-    alignas(64) int32_t lines[kLanes];
-    alignas(64) int32_t keys[kLanes];
-    alignas(64) uint32_t words[kLanes];
-    alignas(32) uint16_t same[kLanes];
-    alignas(32) uint16_t empty[kLanes];
-    _mm512_store_si512(lines, _mm512_slli_epi32(_mm512_srl_epi32(product, to_line), 4));
-    _mm512_store_si512(keys, _mm512_slli_epi32(_mm512_or_si512(ones, _mm512_set1_epi32(1)),
-                                               SlotIndex::kBehindBits));
-#pragma GCC unroll 16
-    for (int32_t lane = 0; lane < kLanes; ++lane) {
-      const uint32_t* const line = index.words + lines[lane];
-      const __m512i all = _mm512_load_si512(line);
-      const __m512i key = _mm512_set1_epi32(keys[lane]);
-      const uint32_t found_in = _mm512_cmpeq_epi32_mask(_mm512_and_si512(all, key_bits), key);
-      same[lane] = static_cast<uint16_t>(found_in);
-      empty[lane] = _mm512_testn_epi32_mask(all, all);
-      words[lane] = line[__builtin_ctz(found_in | 1U << kLanes)];  // behind the line, for none
-    }
-    const __mmask16 known = valid & lanes_with_bits(same);
-    __m512i slots = _mm512_srl_epi32(_mm512_load_si512(words), to_slot);
-    const __mmask16 full = valid & static_cast<__mmask16>(~(known | lanes_with_bits(empty)));
-    if (__builtin_expect(full != 0, 0)) slots = look_behind(table, positions + at, full, slots);
-    const __mmask16 hit = _mm512_mask_cmplt_epu32_mask(known | full, slots, num_slots);
-    take_down(table, at, wanted, inside, valid, hit, slots, found);
-  }
-  return found.num_missed;
-}
-
-KVD_TARGET int32_t lookup(const Table& table, const int32_t* positions, int32_t n,
-                          int32_t* winners, int32_t* missed) {
-  const Found found{winners, missed, 0};
-  fetch_shared(table, n);
-  return table.has_index() ? lookup_in_index(table, positions, n, found)
-                           : lookup_in_map(table, positions, n, found);
-}
-
-constexpr Kernel kAvx512{"avx512", scan, partition, emit, inspect, list, lookup};
+constexpr Kernel kAvx512{"avx512", scan,          partition,    emit,          inspect,
+                         list,     lookup_avx512, sweep_avx512, forget_avx512, put_avx512};
 
 }  // namespace
 

@@ -54,8 +54,8 @@ int64_t scan(const Scores& scores, int64_t n, float threshold, int64_t most,
   return scan_row(Floats{static_cast<const float*>(scores.data)}, n, threshold, most, found);
 }
 
-constexpr Kernel kNeon{"neon",         scan,        partition_scalar, emit_scalar,
-                       inspect_scalar, list_scalar, lookup_scalar};
+constexpr Kernel kNeon{"neon",      scan,          partition_scalar, emit_scalar,   inspect_scalar,
+                       list_scalar, lookup_scalar, sweep_scalar,     forget_scalar, put_scalar};
 
 }  // namespace
 

@@ -40,7 +40,7 @@ struct SlotIndex {
   static constexpr int32_t kBehindBits = 8;
   static constexpr uint32_t kBehindMax = (uint32_t{1} << kBehindBits) - 1;
 
-  uint32_t* words;      // [num_lines, 16], and one more; null in a table that has no index
+  uint32_t* words;      // [num_lines, 16]; null in a table that has no index
   uint32_t multiplier;  // odd
   int32_t bits;         // log2(num_lines)
 

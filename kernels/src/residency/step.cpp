@@ -132,7 +132,7 @@ void Step::place(Table& table, int32_t num_missed) {
                  : static_cast<int32_t>(std::count_if(
                        arrays_.missed, arrays_.missed + num_missed,
                        [&](int32_t at) { return !table.is_fresh(positions[at]); }));
-  const int32_t num_taken = table.take_slots(num_wanted, arrays_.taken);
+  const int32_t num_taken = table.take_slots(*kernel_, num_wanted, arrays_.taken);
   for (int32_t nth = 0; nth < num_missed; ++nth) {
     const int32_t at = arrays_.missed[nth];
     const int32_t position = positions[at];
@@ -142,11 +142,11 @@ void Step::place(Table& table, int32_t num_missed) {
       continue;
     }
     const int32_t slot = arrays_.taken[num_loads];
-    table.put(slot, position);
     arrays_.places[at] = slot;
     arrays_.load_positions[num_loads] = position;
     arrays_.load_slots[num_loads++] = slot;
   }
+  kernel_->put(table, arrays_.load_slots, arrays_.load_positions, num_loads);
   arrays_.figures->loads = num_loads;
   arrays_.figures->scratch = num_scratch;
   table.head->counts.misses += num_loads;

@@ -1,48 +1,11 @@
 #include "tables.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <iterator>
 
+#include "kernels.hpp"
+
 namespace kvd::residency {
-namespace {
-
-// The clock's hand moves over eight stamps at a time, the first one in the lowest byte.
-constexpr int32_t kSwept = 8;
-constexpr uint64_t kEach = 0x0101010101010101;
-constexpr uint64_t kSigns = 0x80 * kEach;  // of each byte the highest bit
-static_assert(sizeof(Stamp) == 1 && std::endian::native == std::endian::little);
-
-void copy_stamps(void* to, const void* from, int32_t many) noexcept {
-  if (many == kSwept) {
-    std::memcpy(to, from, kSwept);
-  } else {
-    std::memcpy(to, from, static_cast<size_t>(many));
-  }
-}
-
-// Moves the hand over stamps, up to the last of `wanted` victims. Those get the stamp of the step,
-// others lose their chance. Returns the victims, as the highest bit of each one's byte.
-uint64_t sweep(uint64_t& stamped, Stamp step, int32_t wanted) noexcept {
-  const uint64_t others = (stamped & ~(kEach * kChance)) ^ kEach * step;
-  const uint64_t unused = (((others & ~kSigns) + ~kSigns) | others) & kSigns;
-  const uint64_t chances = stamped << 7 & kSigns;
-  uint64_t found = unused & ~chances;
-  uint64_t saved = unused & chances;
-  if (std::popcount(found) >= wanted) {
-    uint64_t rest = found;
-    for (int32_t nth = 0; nth < wanted; ++nth) rest &= rest - 1;
-    const uint64_t passed = (rest & -rest) - 1;  // before the first one that is not wanted
-    found &= passed;
-    saved &= (std::bit_floor(found) << 1) - 1;
-  }
-  const uint64_t taken = (found >> 7) * 0xFF;
-  stamped = (stamped & ~(saved >> 7) & ~taken) | (kEach * step & taken);
-  return found;
-}
-
-}  // namespace
 
 void Table::begin_step() noexcept {
   if (head->step == kStampMax) {
@@ -61,7 +24,7 @@ void Table::admit(int32_t start, int32_t end) noexcept {
     int32_t slot = find(position);
     if (slot != kAbsent) {
       mark_hit(slot);
-    } else if (take_slots(1, &slot) == 1) {
+    } else if (take_slots(scalar_kernel(), 1, &slot) == 1) {
       put(slot, position);
     } else {
       continue;
@@ -70,7 +33,7 @@ void Table::admit(int32_t start, int32_t end) noexcept {
   }
 }
 
-int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
+int32_t Table::take_slots(const Kernel& kernel, int32_t wanted, int32_t* slots_out) noexcept {
   int32_t taken = 0;
   while (taken < wanted && head->num_free > 0) slots_out[taken++] = free[--head->num_free];
   while (taken < wanted && head->num_touched < slots) slots_out[taken++] = head->num_touched++;
@@ -79,36 +42,11 @@ int32_t Table::take_slots(int32_t wanted, int32_t* slots_out) noexcept {
     tokens[slots_out[at]] = kAbsent;
   }
   if (taken == wanted || head->all_used != 0) return taken;
-  const int32_t evicted = victims(wanted - taken, slots_out + taken);
+  const int32_t evicted = kernel.sweep(*this, wanted - taken, slots_out + taken);
+  kernel.forget(*this, slots_out + taken, evicted);
   head->all_used = evicted < wanted - taken;
   head->counts.evicted += evicted;
   return taken + evicted;
-}
-
-// Takes the next slots from the hand on that neither this step uses nor a chance saves, and marks
-// them as used. All slots hold rows. After one round no chance is left, so two find all there is.
-int32_t Table::victims(int32_t wanted, int32_t* slots_out) noexcept {
-  int32_t count = 0;
-  int32_t slot = head->hand;
-  for (int32_t left = 2 * slots; left > 0 && count < wanted;) {
-    const int32_t many = std::min(kSwept, slots - slot);
-    uint64_t stamped = kEach * head->step;  // what lies behind the last slot counts as used
-    copy_stamps(&stamped, stamps + slot, many);
-    uint64_t found = sweep(stamped, head->step, wanted - count);
-    copy_stamps(stamps + slot, &stamped, many);
-    for (; found != 0; found &= found - 1) slots_out[count++] = slot + __builtin_ctzll(found) / 8;
-    left -= many;
-    slot = slot + many == slots ? 0 : slot + many;
-  }
-  if (!has_index()) {  // whose lines the look-up has read
-    for (int32_t at = 0; at < count; ++at) ask_for(tokens[slots_out[at]]);
-  }
-  if (count > 0) head->hand = (slots_out[count - 1] + 1) % slots;
-  for (int32_t at = 0; at < count; ++at) {
-    forget(tokens[slots_out[at]]);
-    tokens[slots_out[at]] = kAbsent;
-  }
-  return count;
 }
 
 void Table::put(int32_t slot, int32_t position) noexcept {
@@ -121,7 +59,7 @@ void Table::put(int32_t slot, int32_t position) noexcept {
   head->reached = std::max(head->reached, position + 1);
 }
 
-void Table::forget(int32_t position) noexcept {
+void Table::forget(int32_t position) const noexcept {
   if (has_index()) {
     index.drop(position);
   } else {
@@ -215,13 +153,22 @@ std::vector<std::string> Table::check() const {
   return wrong;
 }
 
+namespace {
+
+bool is_index_better(int64_t slots, int64_t positions_max) {
+  constexpr int64_t kFetched = 65536;  // words that a step may fetch all of: 256 KiB
+  const int64_t num_words = int64_t{IndexLine::kWords} << SlotIndex::bits_for(slots);
+  return num_words * (num_words <= kFetched ? 2 : 4) <= positions_max;
+}
+
+}  // namespace
+
 Tables::Tables(int64_t num_tables, int64_t slots, int64_t positions_max, Layout layout)
     : num_tables_(num_tables),
       slots_(static_cast<int32_t>(slots)),
       positions_max_(static_cast<int32_t>(positions_max)),
-      has_index_(layout == Layout::kBySize
-                     ? 4 * int64_t{IndexLine::kWords} << SlotIndex::bits_for(slots) <= positions_max
-                     : layout == Layout::kIndex),
+      has_index_(layout == Layout::kBySize ? is_index_better(slots, positions_max)
+                                           : layout == Layout::kIndex),
       table_bytes_([this] {
         Carver counting(nullptr);
         carve(counting);
@@ -242,7 +189,7 @@ Table Tables::carve(Carver& carver) const noexcept {
   table.stamps = carver.take<Stamp>(static_cast<size_t>(slots_) + 1);
   if (has_index_) {
     table.index.bits = SlotIndex::bits_for(slots_);
-    const auto num_words = static_cast<size_t>(table.index.num_words() + IndexLine::kWords);
+    const auto num_words = static_cast<size_t>(table.index.num_words());
     table.index.words = carver.take<uint32_t>(num_words);
   } else {
     table.cache_slots = carver.take<Hint>(static_cast<size_t>(positions_max_));

@@ -11,8 +11,9 @@
 // memory is an empty table.
 //
 // A step looks up thousands of positions, and waits for as many lines where the words of a long
-// context are far apart. So a table with few slots for its positions has a SlotIndex instead, a few
-// hundred lines which most look-ups of a step share; that is cleared for another request.
+// context are far apart. So a table with few slots for its positions has a SlotIndex instead, of so
+// few lines that all of them, fetched in a row, are sooner there than those in question would be.
+// That is cleared for another request.
 //
 // A slot that this step uses is stamped with the step's number, and with a chance if it was hit.
 // The clock's hand passes the slots with this step's stamp, takes the chance of another that has
@@ -29,6 +30,8 @@
 #include "slot_index.hpp"
 
 namespace kvd::residency {
+
+struct Kernel;
 
 // What cache_slots says of a position: slot above, generation below, from 1 on. After the last
 // generation all words are cleared, once every 16,383 requests.
@@ -92,10 +95,9 @@ struct Table {
   int32_t positions_max;
 
   bool has_index() const noexcept { return index.words != nullptr; }
-  // Asks for the line that says where a position is.
-  void ask_for(int32_t position) const noexcept {
-    __builtin_prefetch(has_index() ? static_cast<void*>(index.line_at(index.home_of(position).line))
-                                   : static_cast<void*>(cache_slots + position));
+  // Where to look for a position first.
+  const void* word_of(int32_t position) const noexcept {
+    return has_index() ? index.line_at(index.home_of(position).line) : cache_slots + position;
   }
   // The slot of a position within [0, positions_max), or kAbsent.
   int32_t find(int32_t position) const noexcept {
@@ -116,16 +118,16 @@ struct Table {
   // Rows [start, end) that this step writes get slots, the newest first.
   void admit(int32_t start, int32_t end) noexcept;
   // Slots for up to `wanted` rows, which use them, free ones first, then victims; returns how many
-  // there are. What is behind them in `slots_out` is undefined.
-  int32_t take_slots(int32_t wanted, int32_t* slots_out) noexcept;
+  // there are. What is behind them is undefined, also kKeysSpare behind `wanted`.
+  int32_t take_slots(const Kernel& kernel, int32_t wanted, int32_t* slots_out) noexcept;
   void put(int32_t slot, int32_t position) noexcept;
+  // A row that has a slot loses it; what the slot holds is up to the caller.
+  void forget(int32_t position) const noexcept;
   int64_t invalidate_from(int32_t position);
   void reset() noexcept;
   std::vector<std::string> check() const;
 
  private:
-  int32_t victims(int32_t wanted, int32_t* slots_out) noexcept;
-  void forget(int32_t position) noexcept;
   void index_anew() noexcept;
   void empty_slot(int32_t slot) noexcept;
 };
@@ -134,7 +136,8 @@ enum class Layout { kBySize, kMap, kIndex };
 
 class Tables {
  public:
-  // By size: an index where it has at most a quarter of the words that the positions would have.
+  // By size: an index where it has at most half of the words that the positions would have, and at
+  // most a quarter where a step does not fetch all of them.
   Tables(int64_t num_tables, int64_t slots, int64_t positions_max, Layout layout);
 
   Table table(int64_t number) const noexcept;
