@@ -23,18 +23,18 @@ One thread, bound to the device, calls all of this.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from engine_shim.device import Device, DeviceError, DeviceMemory, Event
+from engine_shim.device import Device, DeviceError, DeviceMemory, Event, Stream
+from engine_shim.hot_counts import HotCounts
 from engine_shim.hot_lending import BufferLender, NoHotBufferError
 from engine_shim.hot_loads import SCRATCH, RequestLoads
 from engine_shim.hot_meter import GroupFigures, together
 from engine_shim.hot_region import RegionRows, UntrackedLoadError
 from engine_shim.hot_requests import HotRequest
-from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency, total
+from engine_shim.hot_residency import ABSENT, HotStatistics, Plan, Residency
 from engine_shim.hot_rows import HoleError, HotLayout, WrittenRows, row_view
 from engine_shim.hot_types import HotFigures, HotHandle, HotOptions
 from kvd.plan.layout import RegionLayout
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-class HotBuffers:
+class HotBuffers(HotCounts):
     """The hot buffers of one rank."""
 
     def __init__(
@@ -98,12 +98,10 @@ class HotBuffers:
             raise
         self.group_of: Final = {layer: at for at, group in enumerate(groups) for layer in group}
         self.options: Final = options
-        self._lender = BufferLender(options.num_buffers)
+        super().__init__(BufferLender(options.num_buffers), len(groups))
+        self._device = device
         self._epochs = itertools.count(1)
-        self._requests: dict[int, HotRequest] = {}
         self._books: dict[int, list[Residency]] = {}
-        self._past = [GroupFigures() for _ in groups]
-        self._load_failures = self._holes = 0
 
     def open(self, request: str, blocks: Sequence[int] = ()) -> HotHandle:
         """Lend a hot buffer to a new request, without rows.
@@ -196,7 +194,7 @@ class HotBuffers:
         with self.counting_holes():
             for layer in self.groups[group]:
                 request.written.check_writable(layer, start)
-        request.loads.settle((*self.groups[group], SCRATCH))
+        request.loads.settle(self.groups[group])
         meter = request.meters[group]
         meter.begin()
         with meter.managing():
@@ -276,28 +274,43 @@ class HotBuffers:
         """Return the event behind the layer's loads, for a stream to wait on; None without."""
         return self.lent(handle).loads.event(layer)
 
-    def ready(self, handle: HotHandle, layer: int, plan: Plan) -> None:
+    def ready(
+        self, handle: HotHandle, layer: int, plan: Plan, stream: Stream | None = None
+    ) -> None:
         """Wait until the plan's rows of a layer can be read; fills the scratch tile.
 
         The tile is the layer's until `ready` of the next one.
 
+        Args:   stream: waits in the caller's place: then a forward has no wait of the host. What
+                    reads the rows is submitted to it before the next `ready`, and a load that fails
+                    is a failure of the stream; the next step starts with an empty buffer then. The
+                    caller waits for the stream before it begins that, or takes the buffer away.
         Raises: DeviceError of a load that failed: the group's buffer is empty then.
                 DeviceError(timeout) after timeout_ns; HoleError for a scratch row never written.
         """
         request = self.lent(handle)
-        meter = request.meters[self.group_of[layer]]
-        with meter.waiting():
-            request.loads.end(layer)
+        self._await(request, layer, layer, stream)
         if not plan.scratch:
             return
         with self.counting_holes():
             request.written.require(layer, plan.scratch)
-        request.loads.settle((SCRATCH,))
+        read: Event | None = None
+        if stream is None:
+            request.loads.settle((SCRATCH,))
+        else:
+            read = self._device.event()
+            stream.record(read)
         rows = [(position, at) for at, position in enumerate(plan.scratch)]
         tile = self.layout.scratch_offset(request.buffer)
-        self._load(request, SCRATCH, layer, rows, tile)
-        with meter.waiting():
-            request.loads.end(SCRATCH)
+        self._load(request, SCRATCH, layer, rows, tile, read)
+        self._await(request, SCRATCH, layer, stream)
+
+    def _await(self, request: HotRequest, key: int, layer: int, stream: Stream | None) -> None:
+        if stream is not None:
+            request.loads.hold(key, stream)
+            return
+        with request.meters[self.group_of[layer]].waiting():
+            request.loads.end(key)
 
     def truncate(self, handle: HotHandle, num_tokens: int) -> None:
         """Void the rows at positions >= num_tokens: they belong to rejected drafts."""
@@ -309,33 +322,6 @@ class HotBuffers:
         request.steps = [range(it.start, min(it.stop, num_tokens)) for it in request.steps]
         request.written.truncate(num_tokens)
 
-    def statistics(self) -> HotFigures:
-        """Return the counts so far."""
-        groups = self._past
-        for request in self._requests.values():
-            groups = list(map(together, groups, request.figures()))
-        rows = total(group.rows for group in groups)
-        lender = self._lender
-        counts = (lender.num_free, lender.num_parked, self._load_failures, self._holes)
-        return HotFigures(rows, *counts, tuple(groups))
-
-    def rows_of(self, handle: HotHandle) -> tuple[HotStatistics, ...]:
-        """Return what became of a request's rows, by group."""
-        return self._find(handle).rows()
-
-    def figures_of(self, handle: HotHandle) -> tuple[GroupFigures, ...]:
-        """Return the same with times, by group."""
-        return self._find(handle).figures()
-
-    def check(self) -> list[str]:
-        """Return what is wrong with any request's books; [] when nothing is."""
-        return [
-            f"request {request.name}: {wrong}"
-            for request in self._requests.values()
-            for books in request.books
-            for wrong in books.check()
-        ]
-
     def shut(self) -> None:
         """Close the stream and give the memory back. Raises: DeviceError, BufferError as those."""
         self._region.close(self.options.timeout_ns)
@@ -346,12 +332,6 @@ class HotBuffers:
         found = self._find(handle)
         if found.buffer == ABSENT:
             raise ValueError(f"{handle} is preempted; resume it first")
-        return found
-
-    def _find(self, handle: HotHandle) -> HotRequest:
-        found = self._requests.get(handle.epoch)
-        if found is None:
-            raise ValueError(f"{handle} is closed; open the request again")
         return found
 
     def _lend(self, request: HotRequest) -> None:
@@ -371,10 +351,18 @@ class HotBuffers:
         request.give_up()
 
     def _load(
-        self, request: HotRequest, key: int, layer: int, rows: Sequence[tuple[int, int]], base: int
+        self,
+        request: HotRequest,
+        key: int,
+        layer: int,
+        rows: Sequence[tuple[int, int]],
+        base: int,
+        after: Event | None = None,
     ) -> None:
-        """Start a load and note it."""
+        """Start a load, once `after` is complete, and note it."""
         timer = request.meters[self.group_of[layer]].copy_timer()
+        if after is not None:
+            self._region.wait(after)
         try:
             event = self._region.load(request.blocks, layer, rows, self.memory, base, timer)
         except UntrackedLoadError as error:
@@ -387,12 +375,3 @@ class HotBuffers:
         self._load_failures += 1
         if key != SCRATCH:
             request.books[self.group_of[key]].reset()
-
-    @contextmanager
-    def counting_holes(self) -> Iterator[None]:
-        """Count a HoleError that passes."""
-        try:
-            yield
-        except HoleError:
-            self._holes += 1
-            raise

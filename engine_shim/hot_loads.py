@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from engine_shim.device import DeviceCode, DeviceError, Event
+from engine_shim.device import DeviceCode, DeviceError, Event, Stream
 
 SCRATCH: Final = -1
 """Key of the scratch tile's load, beside those of the layers."""
@@ -33,6 +33,15 @@ class RequestLoads:
         """Return the events of all loads that were not seen to end."""
         return tuple(self._events.values())
 
+    def hold(self, key: int, stream: Stream) -> None:
+        """Let a stream wait for a load, if there is one; it takes over the load's failure.
+
+        The load is kept: `end` sees its end, without a wait once the stream has passed it.
+        """
+        event = self._events.get(key)
+        if event is not None:
+            stream.wait(event)
+
     def end(self, key: int) -> None:
         """Wait for a load, if there is one.
 
@@ -42,7 +51,7 @@ class RequestLoads:
         if event is None:
             return
         try:
-            done = event.wait(self._timeout_ns)
+            done = event.query() or event.wait(self._timeout_ns)
         except DeviceError as error:
             if not (error.is_refusal or error.code is DeviceCode.ABANDONED):
                 del self._events[key]

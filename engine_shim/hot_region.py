@@ -50,6 +50,10 @@ class RegionRows:
                 "blocks for; extend it first"
             )
 
+    def wait(self, event: Event) -> None:
+        """Hold the loads from here on until the event is complete. Raises: DeviceError."""
+        self._stream.wait(event)
+
     def load(
         self,
         blocks: Sequence[int],
@@ -77,7 +81,7 @@ class RegionRows:
         self._stream.copy(memory, self._region, spans)
         try:
             if timer is not None:
-                self._stream.launch_host(timer.behind)
+                self._stream.notify_host(timer.behind)
             self._stream.record(event)
         except DeviceError as error:
             # The copy runs and nothing will tell its end: what it touches stays taken for good.

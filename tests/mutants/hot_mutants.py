@@ -9,6 +9,7 @@ from tests.mutants.patches import Mutant
 RESIDENCY = "engine_shim.hot_residency"
 HOT = "engine_shim.hot"
 LENDING = "engine_shim.hot_lending"
+LOADS = "engine_shim.hot_loads"
 
 MUTANTS: Final = (
     Mutant(
@@ -84,7 +85,7 @@ MUTANTS: Final = (
     Mutant(
         "rows are read while they are loaded",
         HOT,
-        "            request.loads.end(layer)\n",
+        "            request.loads.end(key)\n",
         "            pass\n",
         ("hot machine",),
     ),
@@ -108,5 +109,26 @@ MUTANTS: Final = (
         "        self._parked.append((buffer, tuple(copies)))\n",
         "        self._parked.append((buffer, ()))\n",
         ("hot machine",),
+    ),
+    Mutant(
+        "a stream that computes does not wait for loads",
+        LOADS,
+        "        if event is not None:\n            stream.wait(event)\n",
+        "        assert event is None or stream is not None\n",
+        ("hot streams",),
+    ),
+    Mutant(
+        "the scratch tile is filled while a stream reads it",
+        HOT,
+        "        if after is not None:\n            self._region.wait(after)\n",
+        "",
+        ("hot streams",),
+    ),
+    Mutant(
+        "the host waits for loads although a stream does",
+        HOT,
+        "            request.loads.hold(key, stream)\n            return\n",
+        "            request.loads.hold(key, stream)\n",
+        ("hot streams",),
     ),
 )

@@ -56,6 +56,7 @@ SUITES: Final = MappingProxyType(
         "connector pipeline": ("tests/unit/engine_shim/vllm/test_pipeline_blocks.py",),
         "connector machine": ("tests/stateful/test_scheduler_machine.py",),
         "hot machine": ("tests/stateful/test_hot_machine.py",),
+        "hot streams": ("tests/unit/engine_shim/test_hot_stream.py",),
         "hot meter": ("tests/unit/engine_shim/test_hot_meter.py",),
         "hot books": ("tests/unit/engine_shim/test_hot_residency.py",),
         "native steps": ("tests/stateful/test_steps_machine.py",),

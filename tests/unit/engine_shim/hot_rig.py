@@ -33,9 +33,11 @@ class HotRig:
         track_rows: bool = False,
         writes_region: bool = True,
         books: Callable[[int], Residency] | None = None,
+        device: Device | None = None,
     ) -> None:
         self.layout = layout or RegionLayout(3, 20, 4, ROW_BYTES)
-        self.device: Device = CpuDevice(queue_max=queue_max, submit_timeout_ns=20 * MS)
+        cpu = CpuDevice(queue_max=queue_max, submit_timeout_ns=20 * MS)
+        self.device: Device = device or cpu
         if rules:
             self.device = FaultyDevice(self.device, rules)
         self.region = MemfdMemory(self.layout.num_bytes, "region")

@@ -226,7 +226,8 @@ def test_one_wait_for_each_layer_with_misses(world: HotRig) -> None:
     world.hot.ready(handle, 1, plan)
     world.read(handle, 1, plan)
     counts = world.device.statistics()
-    assert (counts.host_waits, counts.submitted) == (2, 4)
+    assert counts.submitted == 4
+    assert counts.host_waits <= 2, "none for a load that has ended already"
 
 
 def test_layers_of_a_group_share_books_others_do_not(world: HotRig) -> None:
