@@ -10,7 +10,8 @@
 
 The baselines of a step are one thread of glibc's memcpy, and two threads of the best copy kernel,
 that copy the same pieces between the same slots and pool blocks. The gate judges steps without
-checksums: memcpy computes none.
+checksums: memcpy computes none. For the record, what the same copies reach with one round trip to a
+server that only answers for each layer: on two cores that is less than the two-thread kernel.
 
     python -m bench.layerwise [--json FILE] [--gate] [--rounds N]
 """
@@ -18,6 +19,7 @@ checksums: memcpy computes none.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ from typing import Final
 
 from bench.copy_meter import CopyMeter
 from bench.daemon import select_pause
+from bench.layerwise_ceiling import Ceiling
 from bench.layerwise_hooks import hook_rows
 from bench.layerwise_rig import MIB, Rig, Shape, copy_rate
 from bench.report import Better, Row, argument_parser, compare, finish, measure
@@ -109,7 +112,7 @@ def step_rows(block_bytes: int, checksums: str, rounds: int) -> list[Row]:
     best, rows = copy_kernels()[0], []
     judged = checksums == "off"
     shape = Shape(block_bytes, layers=LAYERS[block_bytes], checksums=checksums)
-    with Rig(cold(shape)) as rig:
+    with Rig(cold(shape)) as rig, Ceiling() as ceiling:
         for loads, target in ((False, SAVE_TARGET), (True, LOAD_TARGET)):
             samples = _interleaved(
                 rounds,
@@ -117,6 +120,10 @@ def step_rows(block_bytes: int, checksums: str, rounds: int) -> list[Row]:
                     "ours": rig.load if loads else rig.save,
                     "memcpy": lambda to=loads: rig.bare(MEMCPY, 1, loads=to),  # type: ignore[misc]
                     "bare": lambda to=loads: rig.bare(best, BARE_THREADS, loads=to),  # type: ignore[misc]
+                    **{
+                        f"echo {threads}": lambda to=loads, n=threads: ceiling.run(rig, n, loads=to)  # type: ignore[misc]
+                        for threads in (1, BARE_THREADS)
+                    },
                 },
             )
             case = _case("load" if loads else "save", block_bytes, checksums)
@@ -134,7 +141,20 @@ def step_rows(block_bytes: int, checksums: str, rounds: int) -> list[Row]:
                         target=goal if judged else None,
                     )
                 )
+            if judged:
+                rows += _ceiling_rows(case, samples, best)
     return rows
+
+
+def _ceiling_rows(case: str, samples: dict[str, list[float]], best: str) -> list[Row]:
+    """What one bare round trip a layer leaves of the two-thread kernel, and how far we are off."""
+    echoes = [samples[f"echo {threads}"] for threads in (1, BARE_THREADS)]
+    ceiling = max(echoes, key=statistics.median)
+    what, bare = "a bare round trip a layer, rate to", samples["bare"]
+    return [
+        compare(case, f"{what} {BARE_THREADS} threads of {best}", ceiling, bare, unit="GB/s"),
+        compare(case, "rate to that", samples["ours"], ceiling, unit="GB/s"),
+    ]
 
 
 def _case(what: str, block_bytes: int, checksums: str) -> str:
