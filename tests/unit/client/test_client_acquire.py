@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -138,6 +139,46 @@ def test_loads_start_only_after_the_answer(connect: Connect, kvd: FakeKvd) -> No
     kvd.tell(msg.Seen(asked[0].request_no, kvd.boot_id, 1))
     thread.join()
     assert got == [Tenancy(0, 0, 1)]
+
+
+def test_several_slots_are_asked_for_before_the_first_answer(
+    connect: Connect, kvd: FakeKvd
+) -> None:
+    client = connect(num_slots=4, resend_s=60.0)
+    asked = kvd.silent_on(msg.Events)
+    taken = [client.slots.begin(slot, slot, LOADS) for slot in range(4)]
+    assert [tenancy.slot for tenancy, _ in taken] == [0, 1, 2, 3]
+    assert not any(ticket.is_settled for _, ticket in taken)
+    until(lambda: bool(asked))
+    heard: list[tuple[int, str]] = []
+    answered = threading.Event()
+
+    def hear(slot: int) -> None:
+        heard.append((slot, threading.current_thread().name))
+        if len(heard) == len(taken):
+            answered.set()
+
+    for tenancy, ticket in taken:
+        ticket.then(partial(hear, tenancy.slot))
+    assert not heard
+    kvd.as_usual(msg.Events)
+    kvd.answer_late(asked[0])
+    assert answered.wait(5)
+    assert [slot for slot, _ in heard] == [0, 1, 2, 3]
+    assert {thread for _, thread in heard} == {"kvd-client"}
+    for tenancy, ticket in taken:
+        client.slots.await_loads(tenancy, tenancy.slot, LOADS, ticket)
+
+
+def test_begun_loads_that_are_refused_give_the_slot_back(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    kvd.code_of = lambda item: "block_poisoned" if isinstance(item, AcquiredItem) else ""
+    tenancy, ticket = client.slots.begin(0, 3, LOADS)
+    assert ticket.wait(5) == "block_poisoned"
+    assert client.statistics().slots_busy == 1, "it is the caller's until it asks"
+    error = refusal(lambda: client.slots.await_loads(tenancy, 3, LOADS, ticket))
+    assert error.code == "block_poisoned"
+    assert client.statistics().slots_busy == 0
 
 
 def test_span_that_is_being_saved_is_waited_for(connect: Connect, kvd: FakeKvd) -> None:
