@@ -107,9 +107,16 @@ class Loader:
             state.loaded.set()
             state.acquired.set()
             return
-        # Checksums stand once kvd keeps the blocks; without any there is nothing to wait for.
-        plan = None if self._client.span_sums() is not None else self._plan(layer, slot, missing)
+        plan = self._early(layer, slot, missing)
         ticket.then(partial(self._answered, step, layer, missing, plan, ticket))
+
+    def _early(self, layer: int, slot: int, missing: Missing) -> CopyPlan | None:
+        """The copies, before kvd has answered; None where checksums stand only then."""
+        # From here on the layer has a tenancy: what fails is for `_submit` to tell.
+        with suppress(KvdRefused):
+            if self._client.span_sums() is None:
+                return self._plan(layer, slot, missing)
+        return None
 
     def _answered(
         self, step: Step, layer: int, missing: Missing, plan: CopyPlan | None, ticket: Ticket

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from engine_shim.client import KvdRefused
 from engine_shim.steps import CHECKSUM_MISMATCH, StepFailed
+from kvd.wire.sum_layout import SumView
 from tests.unit.engine_shim.test_pipeline import BLOCK, LAYERS, ROW, TEXT, Engine
 
 STRIDE = LAYERS * BLOCK * ROW
@@ -118,6 +120,35 @@ def test_damage_of_a_block_that_is_still_being_filled(make: Callable[..., Engine
     assert caught.value.code == CHECKSUM_MISMATCH
     assert time.monotonic() - started < 10, "the loader waited for a slot of the failed step"
     assert mismatches(engine) == 1
+    engine.kvd.abort("r1")
+    engine.kvd.wait_blocks_free()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_kvd_that_is_gone_when_checksums_are_read_holds_nobody_up(
+    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Each layer whose load was asked for is let go at once, not at the step's deadline."""
+    engine = make("always", buffers=2)
+    pooled = engine.admit("r1", TEXT)
+    engine.pool.extend(pooled, 10)
+    engine.step(pooled, TEXT, 0, 6, last=True)
+    span_sums, asked = engine.kvd.span_sums, 0
+
+    def gone() -> SumView | None:
+        nonlocal asked
+        asked += 1
+        if asked >= nth:
+            raise KvdRefused("pool_lost", what="checksums")
+        return span_sums()
+
+    monkeypatch.setattr(engine.kvd, "span_sums", gone)
+    started = time.monotonic()
+    with pytest.raises(StepFailed) as caught:
+        engine.step(pooled, TEXT, 6, 10, last=True, s=30.0)
+    assert caught.value.code == "pool_lost"
+    assert time.monotonic() - started < 10, "somebody waited for a load that never began"
+    engine.kvd.wait_all_free()
     engine.kvd.abort("r1")
     engine.kvd.wait_blocks_free()
 
