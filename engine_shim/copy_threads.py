@@ -1,10 +1,10 @@
 """The threads that move layers between slots and the pool, beside the compute thread.
 
-*Loader* (`loader.py`): acquires each layer's slot in order, `lookahead` layers ahead of compute,
-and loads it. *Saver* (`saver.py`): gets a layer's save once kvd has acknowledged its announcement:
-only kvd knows whether the target blocks are still this request's. The ends of copies are told to
-kvd by host functions of the streams, in their order: that only posts slot events, and waits for
-nobody.
+*Loader* (`loader.py`): takes each layer's slot in order, `lookahead` layers ahead of compute, and
+asks kvd to pin what is loaded into it. *Saver* (`saver.py`): saves layers that were announced: only
+kvd knows whether the target blocks are still this request's. Where kvd says yes, the thread that
+hears it begins the copy; these threads take what has to wait. The ends of copies are told to kvd by
+notifications of the streams, in their order: that only posts slot events, and waits for nobody.
 """
 
 from __future__ import annotations

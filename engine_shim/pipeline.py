@@ -2,8 +2,9 @@
 
 For each layer of a step, in order:
 
-    loader thread    acquire the slot (gate word), pinning the blocks to load; copy pool -> slot;
-                     the compute thread itself where a step loads nothing
+    loader thread    take the slot (gate word), asking kvd to pin the blocks to load; the compute
+                     thread itself where a step loads nothing
+    client's thread  once kvd has pinned them: begin the copy pool -> slot
     compute thread   `before_write`: the slot is ours and what it needs is in it
                      write the new rows
                      `written`: announce; from now on saves and remote reads may start

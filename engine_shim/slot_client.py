@@ -14,21 +14,6 @@ from kvd_kernels.host import Mapping
 class Desk(Protocol):
     """A member's slots. What reports something never waits for kvd; its ticket does."""
 
-    def acquire(
-        self,
-        slot: int,
-        layer: int = -1,
-        loads: Sequence[LoadItem] = (),
-        deadline_s: float | None = None,
-        *,
-        boot_id: bytes | None = None,
-        early: bool = False,
-    ) -> Tenancy:
-        """Wait at the gate and begin a tenancy; with loads, their blocks are pinned then.
-
-        Raises: SlotQuarantined, KvdRefused.
-        """
-
     def begin(
         self,
         slot: int,

@@ -82,8 +82,8 @@ class Acquiring(Announcements):
             boot_id: life of kvd that the blocks are of, None for the present one.
             early: a slot whose last tenancy was offered to nobody, and ended by our own word, is
                 taken without waiting until kvd has heard it.
-        Returns: the tenancy, and kvd's answer: with a yes the loads may start, before or without
-            one `await_loads` comes first.
+        Returns: the tenancy, and kvd's answer. After a yes the loads may start; otherwise
+            `await_loads` comes first, or gives the slot back.
         Raises: KvdRefused; the slot is not taken:
             slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
             pool_lost: the blocks of `loads` are of an earlier life of kvd.
