@@ -31,10 +31,8 @@ from kvd_kernels.host import CopyQueue, Mapping
 if TYPE_CHECKING:
     from engine_shim.device_cpu import CpuDevice
 
-TEAM_BYTES_MIN: Final = 32 << 20
-"""Smaller copies have one thread. Beside them the control plane needs the second core: layers of
-9 MiB moved 0.8 times as fast with two threads on two cores, layers of 128 MiB faster. Nor does a
-second thread pay for a copy of 9 MiB that is alone in its stream (0.9 times as fast)."""
+TEAM_BYTES_MIN: Final = 1 << 20
+"""Smaller copies have one thread: two take nearly as long to meet as one to copy so much."""
 
 CANCEL_GRACE_NS: Final = 500_000_000
 """Time for a stream's thread to end after a cancel, on top of the timeout of `close`."""

@@ -32,7 +32,7 @@ Args:
     src: mapping read from; may be dst, or map the same file.
     spans: see above.
     kernel: "auto", or one of copy_kernels().
-    threads: 1 to 16 that share the spans out in pieces of 512 KiB, in no order then; the calling
+    threads: 1 to 16 that share the spans out in pieces of 256 KiB, in no order then; the calling
         one and helpers that live as long as the call.
 
 Raises:
@@ -73,17 +73,18 @@ bytes-like. ValueError for a seed outside 0 to 2**32 - 1. Defined by reference.p
 
 uint64_t copy_spans(const Mapping& dst, const Mapping& src, nb::handle spans,
                     const std::string& kernel, nb::handle threads) {
-  const size_t team = team_size(threads);
+  const size_t size = team_size(threads);
   const CopyFn copy = find_copy_kernel(kernel).copy;
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
   const Unlocked unlocked;
-  return run_copy(dst.region, src.region, private_copy<Span>(bytes), copy, team);
+  CopyTeam team;
+  return run_copy(dst.region, src.region, private_copy<Span>(bytes), copy, team, size);
 }
 
 uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb::handle counts,
                    nb::handle sums, const std::string& kernel, nb::handle threads) {
-  const size_t team = team_size(threads);
+  const size_t size = team_size(threads);
   const CopySumFn copy = find_copy_kernel(kernel).copy_sum;
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
@@ -91,7 +92,9 @@ uint64_t copy_sums(const Mapping& dst, const Mapping& src, nb::handle spans, nb:
   uint64_t total = 0;
   {
     const Unlocked unlocked;
-    total = run_copy(dst.region, src.region, private_copy<Span>(bytes), *groups.own, copy, team);
+    CopyTeam team;
+    total = run_copy(dst.region, src.region, private_copy<Span>(bytes), *groups.own, copy, team,
+                     size);
   }
   groups.store();
   return total;

@@ -82,11 +82,11 @@ uint64_t PyCopyQueue::submit(const Mapping& dst, const Mapping& src, nb::handle 
   auto own = std::make_shared<const std::vector<Span>>(private_copy<Span>(bytes));
   const auto to = dst.region, from = src.region;
   if (counts.is_none()) {
-    return queue_->submit([=] { return run_copy(to, from, *own, kernels.copy, team); });
+    return queue_->submit([=](CopyTeam& helpers) { return run_copy(to, from, *own, kernels.copy, helpers, team); });
   }
   auto groups = std::make_unique<Groups>(counts, sums);
-  const uint64_t ticket = queue_->submit([=, group_sums = groups->own] {
-    return run_copy(to, from, *own, *group_sums, kernels.copy_sum, team);
+  const uint64_t ticket = queue_->submit([=, group_sums = groups->own](CopyTeam& helpers) {
+    return run_copy(to, from, *own, *group_sums, kernels.copy_sum, helpers, team);
   });
   groups_.emplace(ticket, std::move(groups));
   return ticket;

@@ -64,24 +64,25 @@ void Groups::store() const {
 }
 
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
-                  const std::vector<Span>& spans, CopyFn copy, size_t team) {
+                  const std::vector<Span>& spans, CopyFn copy, CopyTeam& team, size_t threads) {
   const Lease dst_lease(dst);
   const Lease src_lease(src);
   dst->require_writable();
   const uint64_t total = check_spans(*dst, *src, spans);
-  copy_in_team(copy, dst->data(), src->data(), spans, team);
+  copy_in_team(team, copy, dst->data(), src->data(), spans, threads);
   return total;
 }
 
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
-                  const std::vector<Span>& spans, GroupSums& groups, CopySumFn copy, size_t team) {
+                  const std::vector<Span>& spans, GroupSums& groups, CopySumFn copy,
+                  CopyTeam& team, size_t threads) {
   const Lease dst_lease(dst);
   const Lease src_lease(src);
   dst->require_writable();
   groups.require_total(spans.size());
   const uint64_t total = check_sum_spans(*dst, *src, spans);
-  copy_sums_in_team(copy, dst->data(), src->data(), spans, groups.counts, groups.sums.data(),
-                    team);
+  copy_sums_in_team(team, copy, dst->data(), src->data(), spans, groups.counts,
+                    groups.sums.data(), threads);
   return total;
 }
 

@@ -38,6 +38,7 @@ uint64_t CopyQueue::submit(Work work) {
 }
 
 void CopyQueue::run() {
+  CopyTeam team;
   std::unique_lock lock(mutex_);
   while (true) {
     while (queue_.empty() && !closing_) work_came_.wait(lock);
@@ -48,7 +49,7 @@ void CopyQueue::run() {
     job->begun = true;
     lock.unlock();
     try {
-      job->result = job->work();
+      job->result = job->work(team);
     } catch (...) {
       job->error = std::current_exception();
     }

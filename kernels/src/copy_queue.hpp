@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "copy_team.hpp"
 #include "region.hpp"
 #include "sync.hpp"
 
@@ -18,8 +19,9 @@ namespace kvd {
 
 class CopyQueue {
  public:
-  // Copies and returns the bytes moved; what it throws is the outcome of its ticket.
-  using Work = std::function<uint64_t()>;
+  // Copies, with the helpers of the queue's thread, and returns the bytes moved; what it throws is the
+  // outcome of its ticket.
+  using Work = std::function<uint64_t(CopyTeam& team)>;
 
   struct Job;
   using Taken = std::shared_ptr<Job>;

@@ -1,20 +1,31 @@
 #include "copy_team.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <atomic>
 #include <system_error>
-#include <thread>
-#include <vector>
 
 #include "signals.hpp"
 
 namespace kvd {
 namespace {
 
-// A batch takes about 50 us: far more than taking it, far less than a layer.
-constexpr uint64_t kBatchBytes = uint64_t{512} << 10;
+// A batch takes about 20 us: far more than taking it, far less than a layer.
+constexpr uint64_t kBatchBytes = uint64_t{256} << 10;
+
+// How long a thread looks for what is about to happen before it sleeps: as long as a batch. Copies
+// of a stream follow one another as closely, and to be woken takes longer.
+constexpr int64_t kSpinNs = 30'000;
+
+template <typename Ready>
+bool spin(const Ready& ready) noexcept {
+  const int64_t end = monotonic_ns() + kSpinNs;
+  do {
+    for (int turn = 0; turn < 64; ++turn) {
+      if (ready()) return true;
+      pause_cpu();
+    }
+  } while (monotonic_ns() < end);
+  return false;
+}
 
 struct Batch {
   size_t first_span;
@@ -23,39 +34,26 @@ struct Batch {
   size_t num_groups;
 };
 
-// Keeps a helper off the CPU that its caller works on. Otherwise, where the other CPUs are busy for
-// the moment in which it is made, the kernel puts it there, and both take turns until the next
-// balancing, which is about as long as a whole copy takes.
-void keep_off(int cpu) noexcept {
-  cpu_set_t allowed;  // of a machine with more CPUs than it has bits: fails, and nothing is changed
-  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-  CPU_CLR(cpu, &allowed);
-  if (CPU_COUNT(&allowed) > 0) sched_setaffinity(0, sizeof allowed, &allowed);
-}
+// The CPUs that a helper may use. Where the others are busy for the moment in which it is woken, the
+// kernel puts it on that of its caller, and both take turns until the next balancing, which is about
+// as long as a whole copy takes.
+class OwnCpus {
+ public:
+  OwnCpus() noexcept { known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0; }
 
-// Runs work(i) for i in [0, count) once each, in no order.
-template <typename Work>
-void share_out(size_t count, size_t threads, const Work& work) {
-  std::atomic<size_t> next{0};
-  const auto take = [&] {
-    for (size_t i = next++; i < count; i = next++) work(i);
-  };
-  const int here = sched_getcpu();
-  const auto help = [&] {
-    keep_off(here);
-    take();
-  };
-  std::vector<std::thread> helpers;
-  helpers.reserve(threads);
-  try {
-    const SignalsBlocked blocked;
-    while (helpers.size() + 1 < std::min(threads, count)) helpers.emplace_back(help);
-  } catch (const std::system_error&) {
-    // No thread to be had: those that are here do it all.
+  // Leaves a CPU, if this is it, for any other.
+  void keep_off(int cpu) const noexcept {
+    // Of a machine with more CPUs than the mask has bits nothing is known, and nothing is changed.
+    if (!known_ || cpu < 0 || cpu >= CPU_SETSIZE || sched_getcpu() != cpu) return;
+    cpu_set_t others = allowed_;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
   }
-  take();
-  for (std::thread& helper : helpers) helper.join();
-}
+
+ private:
+  cpu_set_t allowed_;
+  bool known_;
+};
 
 // Spans of at most kBatchBytes each; the cuts keep the alignment of a span's start.
 std::vector<Span> cut(std::span<const Span> spans) {
@@ -92,23 +90,85 @@ std::vector<Batch> batches_of(std::span<const Span> spans, std::span<const uint3
 
 }  // namespace
 
-void copy_in_team(CopyFn copy, uint8_t* dst, const uint8_t* src, std::span<const Span> spans,
-                  size_t threads) {
+CopyTeam::~CopyTeam() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    ++tasks_;
+    came_.notify_all();
+  }
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void CopyTeam::run(size_t count, size_t threads, const std::function<void(size_t)>& work) {
+  const size_t places = std::min(threads, count) - (count != 0);
+  try {
+    const SignalsBlocked blocked;
+    while (helpers_.size() < places) helpers_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+    // No thread to be had: those that are here do it all.
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = 0, count_ = count, work_ = &work, places_ = places, caller_cpu_ = sched_getcpu();
+    ++tasks_;
+    if (places != 0) came_.notify_all();
+  }
+  for (size_t i = next_++; i < count; i = next_++) work(i);
+  await_helpers();
+}
+
+// Lets nobody in any more, and waits for those that are.
+void CopyTeam::await_helpers() {
+  std::unique_lock lock(mutex_);
+  places_ = 0;
+  if (inside_ == 0) return;
+  lock.unlock();
+  const bool are_out = spin([this] { return inside_.load(std::memory_order_acquire) == 0; });
+  lock.lock();
+  while (!are_out && inside_ != 0) left_.wait(lock);
+}
+
+void CopyTeam::help() {
+  const OwnCpus cpus;
+  uint64_t seen = 0;
+  while (true) {
+    spin([&] { return tasks_.load(std::memory_order_acquire) != seen; });
+    std::unique_lock lock(mutex_);
+    while (tasks_ == seen) came_.wait(lock);
+    seen = tasks_;
+    if (ending_) return;
+    if (places_ == 0) continue;
+    --places_;
+    ++inside_;
+    const size_t count = count_;
+    const auto& work = *work_;
+    const int taken = caller_cpu_;
+    lock.unlock();
+    cpus.keep_off(taken);
+    for (size_t i = next_++; i < count; i = next_++) work(i);
+    lock.lock();
+    if (--inside_ == 0) left_.notify_one();
+  }
+}
+
+void copy_in_team(CopyTeam& team, CopyFn copy, uint8_t* dst, const uint8_t* src,
+                  std::span<const Span> spans, size_t threads) {
   if (threads < 2) return copy(dst, src, spans);
   const std::vector<Span> pieces = cut(spans);
   const std::vector<uint32_t> each(pieces.size(), 1);
   const std::vector<Batch> batches = batches_of(pieces, each);
-  share_out(batches.size(), threads, [&](size_t i) {
+  team.run(batches.size(), threads, [&](size_t i) {
     copy(dst, src, std::span(pieces).subspan(batches[i].first_span, batches[i].num_spans));
   });
 }
 
-void copy_sums_in_team(CopySumFn copy, uint8_t* dst, const uint8_t* src,
+void copy_sums_in_team(CopyTeam& team, CopySumFn copy, uint8_t* dst, const uint8_t* src,
                        std::span<const Span> spans, std::span<const uint32_t> counts,
                        uint32_t* sums, size_t threads) {
   if (threads < 2) return copy(dst, src, spans, counts, sums);
   const std::vector<Batch> batches = batches_of(spans, counts);
-  share_out(batches.size(), threads, [&](size_t i) {
+  team.run(batches.size(), threads, [&](size_t i) {
     const Batch& batch = batches[i];
     copy(dst, src, spans.subspan(batch.first_span, batch.num_spans),
          counts.subspan(batch.first_group, batch.num_groups), sums + batch.first_group);

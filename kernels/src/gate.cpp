@@ -20,13 +20,6 @@ constexpr uint64_t kStateBits = 8;
 
 enum State : uint64_t { kStateClosed = 0, kStateFree = 1, kStateHeld = 2, kStateQuarantined = 3 };
 
-inline void pause() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" : : : "memory");  // yield is a no-op on most cores; isb really waits
-#endif
-}
 
 int make_stop_fd() {
   const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -127,7 +120,7 @@ WaitResult Gate::spin(uint64_t slot, int64_t after_epoch, int64_t until_ns) noex
     for (int i = 0; i < kChecksPerClock; ++i) {
       const WaitResult result = check(slot, after_epoch);
       if (result.outcome != Outcome::kNone) return result;
-      pause();
+      pause_cpu();
     }
     if (clocks % kClocksPerYield == 0) sched_yield();
   }

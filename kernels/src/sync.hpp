@@ -1,4 +1,4 @@
-// Clock and condition variable shared by regions and gates.
+// Clock, condition variable and the pause of a spinning thread.
 #pragma once
 
 #include <pthread.h>
@@ -21,6 +21,15 @@ inline int64_t monotonic_ns() noexcept {
 
 inline timespec to_timespec(int64_t ns) noexcept {
   return {static_cast<time_t>(ns / kNsPerSecond), static_cast<long>(ns % kNsPerSecond)};
+}
+
+// Lets the core do something else for a moment while a thread looks again and again.
+inline void pause_cpu() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" : : : "memory");  // yield is a no-op on most cores; isb really waits
+#endif
 }
 
 // Unlike std::condition_variable it waits on the monotonic clock with every glibc (std needs 2.30),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from array import array
 from collections.abc import Callable
@@ -9,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from kvd_kernels import reference
-from kvd_kernels.host import NOT_COPIED, Mapping, copy_kernels, copy_spans, copy_sums
+from kvd_kernels.host import NOT_COPIED, CopyQueue, Mapping, copy_kernels, copy_spans, copy_sums
 
 MakeRegion = Callable[..., Mapping]
 
 SIZE = 8 << 20
-PIECE = 512 << 10
+PIECE = 256 << 10
 LENGTHS = (0, 1, 64, 4097, 147456, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 63)
 
 
@@ -89,3 +90,51 @@ def test_several_threads_sum_what_one_does(
         copy_sums(dst, src, spans, array("I", counts), sums, kernel=kernel, threads=threads)
         found.append((sums, dst.read_bytes(0, SIZE)))
     assert found[0] == found[1]
+
+
+def own_threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_the_helpers_of_a_queue_stay_from_copy_to_copy(make_region: MakeRegion) -> None:
+    """Making one takes a good part of the time that a layer's copy takes."""
+    before = own_threads()
+    src, dst = make_region(SIZE, noise(SIZE)), make_region(SIZE)
+    halves = array("Q", [0, SIZE // 2, SIZE // 2, SIZE // 2, 0, SIZE // 2])
+    queue = CopyQueue()
+    assert queue.finish(queue.submit(dst, src, halves, threads=3)) == SIZE
+    made = own_threads() - before
+    assert len(made) == 3  # that of the queue, and two helpers
+    for threads in (2, 1, 3, 2):
+        for word in range(8):
+            dst.store_u64(word * SIZE // 8, 0)
+        sums = array("I", [0, 0])
+        ones = array("I", [1, 1])
+        assert queue.finish(queue.submit(dst, src, halves, ones, sums, threads=threads)) == SIZE
+        data = src.read_bytes(0, SIZE)
+        assert dst.read_bytes(0, SIZE) == data[SIZE // 2 :] + data[: SIZE // 2]
+        assert own_threads() - before == made
+    queue.close()
+    assert own_threads() <= before
+
+
+def test_short_copies_of_a_team_follow_one_another(make_region: MakeRegion) -> None:
+    """Each finds what those before it wrote, however late a helper of the last one is."""
+    size, rounds = 1 << 20, 200
+    a, b = make_region(size, noise(size)), make_region(size)
+    queue = CopyQueue()
+    there, back = array("Q"), array("Q")
+    for at in range(0, size, PIECE):
+        there.extend((at, (at + PIECE) % size, PIECE))
+        back.extend((at, at, PIECE))
+    expected = bytearray(a.read_bytes(0, size))
+    tickets = []
+    for _ in range(rounds):
+        tickets.append(queue.submit(b, a, there, threads=4))
+        tickets.append(queue.submit(a, b, back, threads=4))
+    for ticket in tickets:
+        assert queue.finish(ticket) == size
+    turned = rounds * PIECE % size
+    expected = expected[turned:] + expected[:turned]
+    assert a.read_bytes(0, size) == bytes(expected)
+    queue.close()
