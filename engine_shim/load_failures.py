@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from engine_shim.steps import Step, StepRequest, checksum_failure
+from engine_shim.steps import Step, checksum_failure
 from kvd.plan.sums import BadSpan
-
-Missing = list[tuple[StepRequest, int]]
-"""Requests of which a slot lacks rows, and how many tokens it has."""
 
 OF_ONE_REQUEST: Final = frozenset(
     {

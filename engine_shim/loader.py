@@ -9,15 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy, Ticket
+from engine_shim.client import KeptStep, KvdRefused, SlotQuarantined, Tenancy, Ticket
 from engine_shim.copy_order import CopyOrder
 from engine_shim.copy_plan import CopyPlan
 from engine_shim.copy_threads import BusyTime, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
-from engine_shim.load_failures import OF_ONE_REQUEST, Missing, fail_owners
+from engine_shim.load_failures import OF_ONE_REQUEST, fail_owners
 from engine_shim.slot_client import SlotClient, pool_of
-from engine_shim.steps import LayerState, Step, StepFailed, as_step_failure
+from engine_shim.steps import LayerState, Missing, Step, StepFailed, as_step_failure
 from kvd.plan.ring import RingPlan
 from kvd.plan.sums import BadSpan
 from kvd.wire.slot_items import BadSumItem
@@ -101,7 +101,8 @@ class Loader:
     def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
         state = step.layers[layer]
         missing = self._missing(step, layer, slot, is_bound)
-        state.tenancy, ticket = self._take(step, layer, slot, missing)
+        kept = self._kept(step) if missing else None
+        state.tenancy, ticket = self._take(step, layer, slot, missing, kept)
         self._contents.occupy(slot, layer)
         if not missing:
             state.loaded.set()
@@ -109,6 +110,17 @@ class Loader:
             return
         plan = self._early(layer, slot, missing)
         ticket.then(partial(self._answered, step, layer, missing, plan, ticket))
+
+    def _kept(self, step: Step) -> KeptStep | None:
+        """The step that keeps what is loaded, once kvd said so; None: each layer asks."""
+        kept = step.kept_loads
+        while kept is not None and step.failure is None:
+            code = kept.answer.wait(min(AWAY_S, step.seconds_left()))
+            if not code:
+                return kept
+            if code != "deadline_exceeded" or step.seconds_left() == 0:
+                step.kept_loads, kept = None, None
+        return None
 
     def _early(self, layer: int, slot: int, missing: Missing) -> CopyPlan | None:
         """The copies, before kvd has answered; None where checksums stand only then."""
@@ -238,14 +250,18 @@ class Loader:
             self._client.slots.await_loads(tenancy, layer, items, ticket, seconds)
         return tenancy
 
-    def _take(self, step: Step, layer: int, slot: int, missing: Missing) -> tuple[Tenancy, Ticket]:
-        items = [self._rows.load_item(request, have) for request, have in missing]
+    def _take(
+        self, step: Step, layer: int, slot: int, missing: Missing, kept: KeptStep | None = None
+    ) -> tuple[Tenancy, Ticket]:
+        items = step.load_items(missing, self._rows.load_item)
         slots = self._client.slots
         while True:
             # In slices: a step that fails meanwhile must not wait for its slot.
             seconds = min(AWAY_S, step.seconds_left())
             try:
-                return slots.begin(slot, layer, items, seconds, boot_id=step.boot_id, early=True)
+                return slots.begin(
+                    slot, layer, items, seconds, boot_id=step.boot_id, early=True, kept=kept
+                )
             except KvdRefused as error:
                 is_over = seconds < AWAY_S or step.failure is not None
                 if is_over or error.code not in OUT_OF_TIME:

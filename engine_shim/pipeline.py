@@ -33,6 +33,7 @@ from engine_shim.loader import Loader
 from engine_shim.pipeline_types import PipelineFigures, PipelineOptions
 from engine_shim.saver import Saver, SaveTask
 from engine_shim.slot_client import SlotClient
+from engine_shim.step_keeping import StepKeeper
 from engine_shim.steps import Step, StepFailed, StepRequest, as_step_failure
 from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import RingPlan
@@ -76,6 +77,7 @@ class PrefillPipeline:
         self._loader = Loader(client, device, memory, self._rows, self._contents, self._order)
         alone = not self._options.shares_spans
         self._saver = Saver(client, device, memory, self._rows, self._order, alone=alone)
+        self._keeper = StepKeeper(client, self._rows, self._options)
         self._step: Step | None = None
         self._shed_blocks = 0
         self._waited_ns = 0
@@ -133,6 +135,7 @@ class PrefillPipeline:
         if self._options.drafts and self._rows_gone:
             step.skips(self._options.drafts, frozenset(self._rows_gone))
         step.takes_slots = not any(map(self._may_load, requests))
+        self._keeper.open(step, self._ring)
         self._loader.start(step, self._ring)
 
     def _may_load(self, request: StepRequest) -> bool:
@@ -204,7 +207,7 @@ class PrefillPipeline:
         self._has_offered = self._has_offered or bool(reads)
         try:
             armed = self._client.slots.written(
-                state.tenancy, layer, saves, reads, step.seconds_left()
+                state.tenancy, layer, saves, reads, step.seconds_left(), kept=step.kept_saves
             )
         except KvdRefused as error:
             if not step.is_free or not saves:
@@ -267,6 +270,7 @@ class PrefillPipeline:
                     step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
         if wait_armed:
             self._await_armed(step)
+        self._keeper.close(step)
         self._step = None
         if step.failure is not None:
             raise step.failure
@@ -277,6 +281,8 @@ class PrefillPipeline:
 
     def _await_armed(self, step: Step) -> None:
         """What kvd refuses is the saver's to tell."""
+        if step.kept_saves is not None and step.kept_saves.is_kept:
+            return
         for state in step.layers:
             if step.is_free and not self._client.is_attached:
                 return
@@ -307,6 +313,7 @@ class PrefillPipeline:
         self._let_go(step)
         step.loads_issued.wait(step.seconds_left() + 1.0)
         self._let_go(step)
+        self._keeper.close(step)
 
     def _let_go(self, step: Step) -> None:
         for state in step.layers:

@@ -71,19 +71,25 @@ class Saver:
             self._lost.pop(request, None)
 
     def start(self, task: SaveTask) -> None:
-        """Save one layer, once kvd has answered its announcement."""
+        """Save one layer, once kvd has answered its step or its announcement."""
         self._order.save_begins()
-        armed = task.step.layers[task.layer].armed
-        assert armed is not None
-        armed.then(partial(self._answered, task, armed))
+        state = task.step.layers[task.layer]
+        assert state.tenancy is not None
+        answer = self._client.slots.may_save(state.tenancy, SAVER)
+        answer.then(partial(self._answered, task, answer))
 
-    def _answered(self, task: SaveTask, armed: Ticket) -> None:
+    def _answered(self, task: SaveTask, answer: Ticket) -> None:
         """Begin the save in the thread that heard kvd's yes, unless it would have to wait.
 
         Waking the saver takes as long as all that there is to do. Saves begin in their order: once
         one was handed to the saver, so are those behind it.
         """
-        is_yes = armed.is_settled and not armed.code
+        is_yes = answer.is_settled and not answer.code
+        armed = task.step.layers[task.layer].armed
+        if not is_yes and armed is not None and armed is not answer:
+            # Its step is not kept: then it depends on what kvd says to this layer.
+            armed.then(partial(self._answered, task, armed))
+            return
         if is_yes and self._order.may_save and self._turn.acquire(blocking=False):
             try:
                 if not self._queued:
@@ -154,11 +160,22 @@ class Saver:
         failure: DeviceError | None,
     ) -> None:
         self.time.ended(started)
-        if failure is not None:
-            self._lose(task, as_step_failure(failure))
+        error: DeviceError | KvdRefused | None = failure
+        armed = state.armed
+        if error is None and armed is not None and armed.code:
+            error = _refused(armed)
+        if error is not None:
+            self._lose(task, as_step_failure(error))
             self._tell(state, ok=False)
-        else:
-            self._tell(state, ok=True, sums=plan.sums())
+            return
+        self._tell(state, ok=True, sums=plan.sums())
+        if armed is not None and not armed.is_settled:
+            armed.then(partial(self._heard, task, armed), rides=True)
+
+    def _heard(self, task: SaveTask, armed: Ticket) -> None:
+        """kvd's answer to an announcement that was copied for the sake of its step."""
+        if armed.code:
+            self._lose(task, as_step_failure(_refused(armed)))
 
     def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
         self._order.save_ended()
@@ -167,3 +184,7 @@ class Saver:
         with suppress(KvdRefused):
             self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums, rides=rides)
         state.saved.set()
+
+
+def _refused(armed: Ticket) -> KvdRefused:
+    return KvdRefused(armed.code, what="a save that was announced")

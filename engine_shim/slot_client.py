@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine_shim.client import Tenancy, Ticket
+from engine_shim.client import KeptStep, Tenancy, Ticket
 from kvd.wire.slot_items import BadSumItem, LoadItem, ReadItem, SaveItem
 from kvd.wire.sum_layout import SumView
 from kvd_kernels.host import Mapping
@@ -13,6 +13,20 @@ from kvd_kernels.host import Mapping
 
 class Desk(Protocol):
     """A member's slots. What reports something never waits for kvd; its ticket does."""
+
+    def open_step(
+        self,
+        loads: Sequence[LoadItem] = (),
+        saves: Sequence[SaveItem] = (),
+        deadline_s: float | None = None,
+    ) -> KeptStep:
+        """Ask kvd to keep what all layers of a step load and save; its answer is not waited for.
+
+        Raises: KvdRefused; nothing is asked.
+        """
+
+    def close_step(self, kept: KeptStep) -> None:
+        """No copy of the step begins any more; those that run are waited for. Idempotent."""
 
     def begin(
         self,
@@ -23,8 +37,10 @@ class Desk(Protocol):
         *,
         boot_id: bytes | None = None,
         early: bool = False,
+        kept: KeptStep | None = None,
     ) -> tuple[Tenancy, Ticket]:
-        """Wait at the gate and begin a tenancy; with loads, kvd is asked to pin their blocks.
+        """Wait at the gate and begin a tenancy; with loads, kvd is asked to pin their blocks,
+        unless an open step keeps them.
 
         Raises: SlotQuarantined, KvdRefused.
         """
@@ -70,8 +86,13 @@ class Desk(Protocol):
         saves: Sequence[SaveItem] = (),
         reads: Sequence[ReadItem] = (),
         deadline_s: float | None = None,
+        *,
+        kept: KeptStep | None = None,
     ) -> Ticket:
-        """Its rows are final: all saves and reads are armed."""
+        """Its rows are final: all saves and reads are armed; kept: a step with all targets."""
+
+    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+        """The answer after which a save may be copied."""
 
     def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
         """Wait until kvd has answered `written`; say it again while others load the same spans.

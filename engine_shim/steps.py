@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine_shim.client import KvdRefused, Tenancy, Ticket
+from engine_shim.client import KeptStep, KvdRefused, Tenancy, Ticket
 from engine_shim.device import DeviceError, Event
 from kvd.plan.sums import BadSpan
-from kvd.wire.slot_items import SaveItem
+from kvd.wire.slot_items import LoadItem, SaveItem
 
 CHECKSUM_MISMATCH: Final = "checksum_mismatch"
 """Code of a step that loaded damaged blocks; kvd has dropped those, so a retry computes them."""
@@ -110,6 +110,10 @@ def checksum_failure(layer: int, bad: Sequence[BadSpan]) -> StepFailed:
     )
 
 
+Missing = list[tuple[StepRequest, int]]
+"""Requests of which a slot lacks rows, and how many tokens it has."""
+
+
 @dataclass(slots=True)
 class LayerState:
     """One layer of a running step.
@@ -151,12 +155,15 @@ class Step:
         `is_idle`: nothing of it is loaded, saved or offered: it takes no slot, and only looks that
             nobody touches one any more. Not even that once `is_clear`.
         `takes_slots`: nothing is loaded in it: compute takes the slots, and the loader has no part.
+        `kept_loads`, `kept_saves`: kvd was asked to keep the blocks of all layers.
         """
         self.requests = requests
         self.is_idle = False
         self.is_free = False
         self.is_clear = False
         self.takes_slots = False
+        self.kept_loads: KeptStep | None = None
+        self.kept_saves: KeptStep | None = None
         self.boot_id = boot_id
         self.is_shed = False
         self.end = end
@@ -167,6 +174,7 @@ class Step:
         self._failed: dict[str, StepFailed] = {}
         self._is_over = False
         self._saved: tuple[tuple[StepRequest, ...], list[SaveItem]] = ((), [])
+        self._loaded: tuple[Missing, list[LoadItem]] = ([], [])
         self._skipped: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
         self.loads_issued = threading.Event()
 
@@ -219,6 +227,14 @@ class Step:
         if self._saved[0] != requests:
             self._saved = requests, make(requests)
         return self._saved[1]
+
+    def load_items(
+        self, missing: Missing, make: Callable[[StepRequest, int], LoadItem]
+    ) -> list[LoadItem]:
+        """What is loaded of these requests: the same in nearly every layer."""
+        if self._loaded[0] != missing:
+            self._loaded = missing, [make(request, have) for request, have in missing]
+        return self._loaded[1]
 
     def fail_request(self, request: str, failure: StepFailed) -> None:
         """One request's rows are not to be used; the first failure counts."""

@@ -10,6 +10,7 @@ from engine_shim.client.client import KvdClient
 from engine_shim.client.desk import SlotDesk
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
 from engine_shim.client.identity import MemberIdentity, new_incarnation
+from engine_shim.client.kept import KeptStep
 from engine_shim.client.options import ClientOptions
 from engine_shim.client.session import LinkState
 from engine_shim.client.slots import Tenancy
@@ -19,6 +20,7 @@ from engine_shim.client.tickets import Ticket
 __all__ = [
     "ClientOptions",
     "ClientStatistics",
+    "KeptStep",
     "KvdClient",
     "KvdRefused",
     "LinkState",

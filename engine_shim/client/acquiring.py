@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Final
 
 from engine_shim.client.announcements import AGAIN, RETRY_MAX_S, RETRY_MIN_S, Announcements
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
 from engine_shim.client.gate_view import GateView
+from engine_shim.client.item_sizes import PLAIN_BYTES
+from engine_shim.client.kept import KeptStep
 from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
 from engine_shim.client.slots import Tenancy
@@ -24,6 +27,26 @@ from kvd.wire.slot_items import AcquiredItem, ComputedItem, LoadEndedItem, LoadI
 
 LOOK_S: Final = 0.25
 """How often a thread that waits for our own use of a slot looks whether kvd has given it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `begin` was asked for.
+
+    kept:     only where the loads are those of the step, or some of them.
+    is_whole: whether they are those of the step.
+    sizes:    encoded, of what will be said.
+    """
+
+    slot: int
+    layer: int
+    loads: Sequence[LoadItem]
+    boot_id: bytes | None
+    end: int
+    early: bool
+    kept: KeptStep | None
+    is_whole: bool
+    sizes: list[int]
 
 
 class Acquiring(Announcements):
@@ -71,6 +94,7 @@ class Acquiring(Announcements):
         *,
         boot_id: bytes | None = None,
         early: bool = False,
+        kept: KeptStep | None = None,
     ) -> tuple[Tenancy, Ticket]:
         """Wait until the slot may be written, take it, and ask kvd to pin what its loads read.
 
@@ -82,8 +106,9 @@ class Acquiring(Announcements):
             boot_id: life of kvd that the blocks are of, None for the present one.
             early: a slot whose last tenancy was offered to nobody, and ended by our own word, is
                 taken without waiting until kvd has heard it.
-        Returns: the tenancy, and kvd's answer. After a yes the loads may start; otherwise
-            `await_loads` comes first, or gives the slot back.
+            kept: an open step with a yes, which keeps all blocks of `loads`.
+        Returns: the tenancy, and kvd's answer, that to the step where it still counts. After a yes
+            the loads may start; otherwise `await_loads` comes first, or gives the slot back.
         Raises: KvdRefused; the slot is not taken:
             slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
             pool_lost: the blocks of `loads` are of an earlier life of kvd.
@@ -96,11 +121,14 @@ class Acquiring(Announcements):
             count = self.num_slots
             raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
         core.await_event_room(end)
-        sizes = core.sizes_of([AcquiredItem(slot, EPOCH_MAX, layer, list(loads))])
-        taken = self._take(slot, layer, loads, sizes, boot_id, end, early)
-        if loads:
+        kept = kept if loads else None
+        is_whole = kept is not None and kept.loads == list(loads)
+        sizes = self._checked(AcquiredItem(slot, EPOCH_MAX, layer, [] if is_whole else list(loads)))
+        wanted = _Wanted(slot, layer, loads, boot_id, end, early, kept, is_whole, sizes)
+        tenancy, ticket, is_awaited = self._take(wanted)
+        if is_awaited:
             core.send()
-        return taken
+        return tenancy, ticket
 
     def await_loads(
         self,
@@ -120,22 +148,14 @@ class Acquiring(Announcements):
             self._await_loads(tenancy, layer, loads, ticket, self._end(deadline_s))
             undo.pop_all()
 
-    def _take(
-        self,
-        slot: int,
-        layer: int,
-        loads: Sequence[LoadItem],
-        sizes: Sequence[int],
-        boot_id: bytes | None,
-        end: int,
-        early: bool,
-    ) -> tuple[Tenancy, Ticket]:
-        core = self._core
+    def _take(self, wanted: _Wanted) -> tuple[Tenancy, Ticket, bool]:
+        """Returns: also whether the answer is waited for."""
+        core, slot, end = self._core, wanted.slot, wanted.end
         gate: GateView | None = None
         while True:
             gate = core.await_gate(gate, end)
-            if early:
-                taken = self._take_early(gate, slot, layer, loads, sizes, boot_id, end)
+            if wanted.early:
+                taken = self._take_early(gate, wanted)
                 if taken is not None:
                     return taken
             spin_ns = core.options.spin_us * 1000
@@ -143,14 +163,10 @@ class Acquiring(Announcements):
             with core.lock:
                 core.gate_waits[outcome] += 1
                 if outcome == "free" and self._is_present(gate):
-                    if boot_id is not None and boot_id != core.boot_id:
-                        raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                    self._check_life(wanted)
                     word = make_word(epoch, STATE_FREE)
                     if self._may_take(slot, word, end):
-                        tenancy = core.books.take(slot, word, core.generation, layer, loads)
-                        item = AcquiredItem(slot, epoch, layer, list(loads))
-                        # Without loads kvd need not know: the next event of the tenancy says it.
-                        return tenancy, core.post([item], sizes, rides=not loads)
+                        return self._begin(wanted, word)
                     gate = None
             if outcome == "quarantined":
                 raise SlotQuarantined(slot)
@@ -160,35 +176,52 @@ class Acquiring(Announcements):
                 gate.is_suspect = True
                 core.wakeup.set()
 
-    def _take_early(
-        self,
-        gate: GateView,
-        slot: int,
-        layer: int,
-        loads: Sequence[LoadItem],
-        sizes: Sequence[int],
-        boot_id: bytes | None,
-        end: int,
-    ) -> tuple[Tenancy, Ticket] | None:
+    def _take_early(self, gate: GateView, wanted: _Wanted) -> tuple[Tenancy, Ticket, bool] | None:
         """Take the slot as soon as our own last use of it is over; None: ask the gate."""
-        core = self._core
+        core, slot = self._core, wanted.slot
         with core.lock:
             while self._is_present(gate):
-                if boot_id is not None and boot_id != core.boot_id:
-                    raise KvdRefused("pool_lost", what=f"the step of slot {slot}")
+                self._check_life(wanted)
                 word = gate.word(slot)
                 if not core.books.is_in_use(slot):
                     if not core.books.may_take(slot, word, early=True):
                         return None
                     core.gate_waits["free" if core.books.may_take(slot, word) else "early"] += 1
-                    tenancy = core.books.take(slot, word, core.generation, layer, loads, early=True)
-                    item = AcquiredItem(slot, tenancy.epoch, layer, list(loads))
-                    return tenancy, core.post([item], sizes, rides=not loads)
-                left = left_s(end)
+                    return self._begin(wanted, word, early=True)
+                left = left_s(wanted.end)
                 if left == 0 or split_word(word)[1] == STATE_QUARANTINED:
                     return None
                 core.room.wait(min(left, LOOK_S))
         return None
+
+    def _check_life(self, wanted: _Wanted) -> None:
+        if wanted.boot_id is not None and wanted.boot_id != self._core.boot_id:
+            raise KvdRefused("pool_lost", what=f"the step of slot {wanted.slot}")
+
+    def _begin(
+        self, wanted: _Wanted, word: int, *, early: bool = False
+    ) -> tuple[Tenancy, Ticket, bool]:
+        """Take a slot that may be taken, and say so; the lock is held."""
+        core, layer, loads = self._core, wanted.layer, list(wanted.loads)
+        kept = wanted.kept if wanted.kept is not None and self._counts(wanted.kept) else None
+        sizes = wanted.sizes
+        if wanted.is_whole and kept is None:
+            sizes = core.sizes_of([AcquiredItem(wanted.slot, EPOCH_MAX, layer, loads)])
+        tenancy = core.books.take(wanted.slot, word, core.generation, layer, loads, early=early)
+        slot, epoch, _ = tenancy
+        if kept is not None and wanted.is_whole:
+            item = AcquiredItem(slot, epoch, layer, step=kept.number)
+        else:
+            item = AcquiredItem(slot, epoch, layer, loads)
+        # Without loads kvd need not know: the next event of the tenancy says it. Nor with those
+        # of a step: it keeps their blocks already.
+        is_awaited = bool(loads) and kept is None
+        ticket = core.post([item], sizes, rides=not is_awaited)
+        if kept is not None:
+            kept.copies += 1
+        use = core.books.use_of(tenancy)
+        use.acquired, use.kept = ticket, kept
+        return tenancy, ticket if kept is None else kept.answer, is_awaited
 
     def _may_take(self, slot: int, word: int, end: int) -> bool:
         """Whether a free slot may be taken now; False: look again. The lock is held.
@@ -258,16 +291,26 @@ class Acquiring(Announcements):
                 items.append(compute)
             if not items:
                 return
-            ticket = self._post_end(items, core.sizes_of(items))
-            use.loads = ()
+            closing = self._end_copies(use.kept) if use.loads else []
+            ticket = self._post_end(items, [PLAIN_BYTES] * len(items), closing)
+            use.loads, use.kept = (), None
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
             core.books.ended(use)
         core.send()
 
     def _post_end(
-        self, items: Sequence[SlotItem], sizes: Sequence[int], *, rides: bool = False
+        self,
+        items: Sequence[SlotItem],
+        sizes: Sequence[int],
+        closing: Sequence[SlotItem] = (),
+        *,
+        rides: bool = False,
     ) -> Ticket:
-        """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held."""
+        """Post what ends a use of a slot, and rouse whoever waits for that; the lock is held.
+
+        closing: plain events that go along.
+        """
         self._core.room.notify_all()
-        return self._core.post(items, sizes, rides=rides, is_awaited=False)
+        sizes = [*sizes, *(PLAIN_BYTES,) * len(closing)]
+        return self._core.post([*items, *closing], sizes, rides=rides, is_awaited=False)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.gate_waits import GateWaits
+from engine_shim.client.kept import KeptStep
 from engine_shim.client.options import left_s
 from engine_shim.client.slots import Tenancy, misused
+from engine_shim.client.step_calls import StepCalls
 from engine_shim.client.tickets import Ticket
-from kvd.wire.slot_items import ReadItem, SaveItem, SlotItem, WrittenItem
+from kvd.wire.slot_items import ReadItem, SaveItem, WrittenItem
 
 RETRY_MIN_S: Final = 0.001
 RETRY_MAX_S: Final = 0.05
@@ -21,7 +22,7 @@ SPAN_BUSY: Final = "span_busy"
 AGAIN: Final = frozenset({SPAN_BUSY, "span_unwritten"})
 
 
-class Announcements(GateWaits):
+class Announcements(StepCalls):
     """Part of `SlotDesk`."""
 
     def written(
@@ -31,30 +32,56 @@ class Announcements(GateWaits):
         saves: Sequence[SaveItem] = (),
         reads: Sequence[ReadItem] = (),
         deadline_s: float | None = None,
+        *,
+        kept: KeptStep | None = None,
     ) -> Ticket:
         """The rows are final; all saves and reads of the tenancy start to be owed now.
 
         Every saver named here must be reported by `save_ended`, even if it never starts; before
         it copies it asks `save_started`.
 
+        Args: kept: an open step that keeps all targets of `saves`, once kvd has said so.
         Raises: KvdRefused; nothing is owed: tenancy_misused, frame_malformed, frame_too_large,
             busy, unreachable, closed, process_forked,
             pool_lost: the target blocks are of an earlier life of kvd (report without saves).
         """
         core = self._core
-        item = WrittenItem(tenancy.slot, tenancy.epoch, layer, list(saves), list(reads))
-        sizes = self._checked(item)
+        slot, epoch, _ = tenancy
+        item = WrittenItem(slot, epoch, layer, list(saves), list(reads))
+        is_whole, short = False, item
+        if kept is not None and kept.is_kept and kept.saves == item.saves:
+            is_whole, short = True, WrittenItem(slot, epoch, layer, [], item.reads, kept.number)
+        sizes = self._checked(short)
         core.await_event_room(self._end(deadline_s))
         with core.lock:
             use = core.books.use_of(tenancy)
             core.books.check_written(use, saves)
             if saves and tenancy.generation != core.generation:
                 raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
-            ticket = core.post([item], sizes, rides=not (saves or reads))
-            core.books.write(use, item, ticket)
-        if saves or reads:
+            if kept is not None and not (saves and self._counts(kept)):
+                kept = None
+            if is_whole and kept is None:
+                short, sizes = item, core.sizes_of([item])
+            is_awaited = bool(reads) or (bool(saves) and kept is None)
+            ticket = core.post([short], sizes, rides=not is_awaited)
+            core.books.write(use, item, ticket, kept)
+            if kept is not None:
+                kept.copies += len(saves)
+        if is_awaited:
             core.send()
         return ticket
+
+    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+        """The answer after which a save may be copied: of its step, or to its announcement.
+
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            kept = core.books.save_of(use, saver).kept
+            assert use.armed is not None
+            return use.armed if kept is None else kept.answer
 
     def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
         """Wait until kvd has answered `written`; say it again while others load the same spans.
@@ -96,8 +123,11 @@ class Announcements(GateWaits):
         while code == SPAN_BUSY:
             with core.lock:
                 use = core.books.use_of(tenancy)
-                core.books.save_of(use, saver)
+                kept = core.books.save_of(use, saver).kept
                 armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
+            if kept is not None and kept.is_kept:
+                code = ""
+                break
             assert armed is not None
             code = armed.wait(left_s(end))
             if is_last:
@@ -110,7 +140,3 @@ class Announcements(GateWaits):
         with core.lock:
             if tenancy.generation != core.generation:
                 raise KvdRefused("pool_lost", what=what)
-
-    def _checked(self, item: SlotItem) -> list[int]:
-        self._core.check_process()
-        return self._core.sizes_of([item])

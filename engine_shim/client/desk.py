@@ -45,7 +45,7 @@ class SlotDesk(Acquiring):
         While kvd lives it keeps the blocks of a load. If it died before the copy's end, its next
         life may have given them to somebody else meanwhile: the rows are not to be trusted.
 
-        Raises: KvdRefused(pool_lost).
+        Raises: KvdRefused(pool_lost, and what kvd answered meanwhile to loads of a step).
         """
         core = self._core
         with core.lock:
@@ -57,8 +57,14 @@ class SlotDesk(Acquiring):
                 and gate is not None
                 and not gate.hung_up()
             )
+            use = core.books.use_of(tenancy)
+            answer = use.acquired if use.kept is not None else None
         if not is_kept:
             raise KvdRefused("pool_lost", what=f"the loads of slot {tenancy.slot}")
+        if answer is not None and answer.code:
+            raise KvdRefused(
+                answer.code, what=f"the loads of slot {tenancy.slot}", slot=tenancy.slot
+            )
 
     def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """All loads of the tenancy have ended; not ok poisons its rows.
@@ -72,10 +78,11 @@ class SlotDesk(Acquiring):
         sizes = self._checked(item)
         with core.lock:
             use = core.books.use_of(tenancy)
-            use.loads = ()
+            closing = self._end_copies(use.kept) if use.loads else []
+            use.loads, use.kept = (), None
             # It frees the spans to be saved again: that only who contributes does, and after this.
-            rides = ok and not bad and self._contributes
-            ticket = self._post_end([item], sizes, rides=rides)
+            rides = ok and not bad and self._contributes and not closing
+            ticket = self._post_end([item], sizes, closing, rides=rides)
         if not rides:
             core.send()
         return ticket
@@ -126,8 +133,9 @@ class SlotDesk(Acquiring):
             use = core.books.use_of(tenancy)
             save = core.books.save_of(use, saver)
             core.books.check_counts(use, save, tokens)
-            rides = rides and not use.reads
-            ticket = self._post_end([item], sizes, rides=rides)
+            closing = self._end_copies(save.kept)
+            rides = rides and not use.reads and not closing
+            ticket = self._post_end([item], sizes, closing, rides=rides)
             save.ended, save.ok = ticket, ok
             core.books.ended(use)
         if not rides:

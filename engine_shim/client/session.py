@@ -112,6 +112,7 @@ class Core:
         self.state = LinkState.CONNECTING
         self.session: Session | None = None
         self.generation = 0
+        self.last_step = 0
         self.boot_id = b""
         self.failure: KvdRefused | None = None
         self.is_closing = False

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.kept import KeptStep
 from engine_shim.client.tickets import Ticket
 from engine_shim.gate import AcquiredEpochs
 from kvd.wire.gate_layout import STATE_FREE, split_word
@@ -53,11 +54,13 @@ class Activity:
     """Computing, or one save: running until `ended` is posted.
 
     announced: of a save, the token count for each of its blocks.
+    kept:      of a save, the step that keeps its blocks, None where kvd was asked for this layer.
     """
 
     announced: tuple[int, ...] = ()
     ended: Ticket | None = None
     ok: bool = False
+    kept: KeptStep | None = None
 
     def truth(self) -> str:
         """What became of it, for kvd's question."""
@@ -69,7 +72,11 @@ class Activity:
 
 @dataclass(slots=True)
 class SlotUse:
-    """One tenancy as the member knows it."""
+    """One tenancy as the member knows it.
+
+    acquired: kvd's answer to its begin.
+    kept:     the step that keeps the blocks of its loads, None where kvd was asked for this layer.
+    """
 
     tenancy: Tenancy
     layer: int
@@ -79,6 +86,8 @@ class SlotUse:
     announced: WrittenItem | None = None
     saves: dict[str, Activity] = field(default_factory=dict)
     reads: tuple[ReadItem, ...] = ()
+    acquired: Ticket | None = None
+    kept: KeptStep | None = None
 
     @property
     def is_computing(self) -> bool:
@@ -202,11 +211,12 @@ class SlotBooks:
         use: SlotUse,
         item: WrittenItem,
         armed: Ticket,
+        kept: KeptStep | None = None,
     ) -> None:
         """The rows are final; every save and read is owed, once `armed` says that kvd agrees."""
         use.armed, use.announced = armed, item
         use.layer = item.layer
-        use.saves = {save.saver: Activity(tuple(save.tokens)) for save in item.saves}
+        use.saves = {save.saver: Activity(tuple(save.tokens), kept=kept) for save in item.saves}
         use.reads = tuple(item.reads)
 
     def check_computed(self, use: SlotUse) -> None:

@@ -28,7 +28,7 @@ class Ticket:
         self._code = ""
         self._gave_up = ""
         self._waiter: threading.Event | None = None
-        self._then: Callable[[], None] | None = None
+        self._then: list[Callable[[], None]] = []
 
     @property
     def is_settled(self) -> bool:
@@ -55,20 +55,21 @@ class Ticket:
     def _wake(self) -> None:
         if self._waiter is not None:
             self._waiter.set()
-        if self._then is not None:
-            self._calls.append(self._then)
-            self._then = None
+        self._calls.extend(self._then)
+        self._then.clear()
 
-    def then(self, call: Callable[[], None]) -> None:
+    def then(self, call: Callable[[], None], *, rides: bool = False) -> None:
         """Call it once a `wait` would not sleep: now, or in the thread that hears the answer.
 
         The lock is not held then. It must not wait for anything that kvd answers.
+
+        Args: rides: there is no haste; nothing is sent for it.
         """
         with self._lock:
             if self._left and not self._gave_up:
-                if self._push is not None:
+                if self._push is not None and not rides:
                     self._push()
-                self._then = call
+                self._then.append(call)
                 return
         call()
 

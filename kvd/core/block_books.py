@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvd.core.block_columns import U32, BlockColumns
 from kvd.core.block_types import (
     FILLING,
     READY,
+    RESET,
     BlockKey,
     BlockShape,
     BlockState,
     Changes,
     Fill,
     OpenCopy,
+    OpenStep,
 )
 from kvd.core.errors import LocalError
 from kvd.core.evict import EvictionPolicy
-from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId, StepId
 from kvd.core.prefix import BlockIndex
 
 
@@ -33,7 +35,8 @@ class BlockBooks:
     owned:   the filling and poisoned blocks of each owner, the same as in `fills`.
     dead:    the poisoned blocks.
     span_loads, span_saves: open copies of each span, and their blocks.
-    saving:  how many open saves write into a block.
+    saving:  how many open saves, and open steps that save, write into a block.
+    steps:   steps that are not closed, or whose copies have not all ended.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class BlockBooks:
         self.load_blocks: dict[LoadId, OpenCopy] = {}
         self.save_blocks: dict[SaveId, OpenCopy] = {}
         self.saving: Counter[int] = Counter()
+        self.steps: dict[StepId, OpenStep] = {}
         self.changes = Changes()
 
     # Questions --------------------------------------------------------------------------------
@@ -97,6 +101,20 @@ class BlockBooks:
 
         Raises: LocalError(block_not_reserved | block_poisoned | span_busy).
         """
+        self.check_target(engine, block, tokens, request)
+        span = self.shape.span(layer, shard)
+        if self.is_saved(block, span):
+            raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+        if self.is_loaded(block, span):
+            raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
+        if (block, layer) in self.span_readers:
+            raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
+
+    def check_target(self, engine: str, block: int, tokens: int, request: str = "") -> None:
+        """Whether so many tokens may be saved into a block of the engine, whatever the span.
+
+        Raises: LocalError(block_not_reserved | block_poisoned | limit_reached).
+        """
         self.own_fill(engine, block, request)
         if not 0 < tokens <= self.shape.block_tokens:
             raise LocalError(
@@ -106,13 +124,6 @@ class BlockBooks:
                 limit=self.shape.block_tokens,
                 key="block_tokens",
             )
-        span = self.shape.span(layer, shard)
-        if self.is_saved(block, span):
-            raise LocalError("span_busy", layer=layer, block=block, doing="saved")
-        if self.is_loaded(block, span):
-            raise LocalError("span_busy", layer=layer, block=block, doing="loaded")
-        if (block, layer) in self.span_readers:
-            raise LocalError("span_busy", layer=layer, block=block, doing="read remotely")
 
     def check_saves(
         self,
@@ -143,17 +154,47 @@ class BlockBooks:
             return False
         if min(tokens) < 1 or max(tokens) > self.shape.block_tokens:
             return False
-        span = self.shape.span(layer, shard)
-        if self.span_readers or not self.dead.isdisjoint(blocks):
-            return False
-        copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))
-        if not all(taken.isdisjoint(blocks) for of in copies for taken in of.values()):
+        if not self.is_untouched(blocks, self.shape.span(layer, shard)):
             return False
         names = set(requests)
         if len(names) == 1:
             return self.owned.get(RequestKey(engine, names.pop()), set()).issuperset(blocks)
         owned = {name: self.owned.get(RequestKey(engine, name), set()) for name in names}
         return all(block in owned[name] for block, name in zip(blocks, requests, strict=True))
+
+    def is_untouched(self, blocks: Iterable[int], span: int) -> bool:
+        """Whether it is plain to see that a span of filling blocks may be saved now: none of them
+        is poisoned, and nobody saves, loads or reads it. False says nothing."""
+        if self.span_readers or not self.dead.isdisjoint(blocks):
+            return False
+        copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))
+        return all(taken.isdisjoint(blocks) for of in copies for taken in of.values())
+
+    def is_loadable(self, blocks: frozenset[int], span: int) -> bool:
+        """Whether what an open step loads may still be loaded; False says nothing."""
+        saves = self.span_saves.get(span, {}).values()
+        return self.dead.isdisjoint(blocks) and all(taken.isdisjoint(blocks) for taken in saves)
+
+    def check_source(
+        self, owner: RequestKey, block: int, shard: int, tokens: int, written: Collection[int]
+    ) -> None:
+        """`check_load` for all layers from now on; written: blocks that are being saved, or may be.
+
+        Raises: as `check_load`.
+        """
+        state = self.state[block] if 0 <= block < self.total else RESET
+        is_filling = state == FILLING and owner in self.pins.get(block, ())
+        if not is_filling:
+            self.check_load(owner, block, 0, shard, tokens)
+            return
+        if block in written:
+            raise LocalError("span_busy", layer="any", block=block, doing="saved")
+        have = self.fills[block].tokens[shard :: self.shape.num_shards]
+        if min(have) < tokens:
+            layer = have.index(min(have))
+            raise LocalError(
+                "span_unwritten", layer=layer, block=block, have=min(have), want=tokens
+            )
 
     def is_saved(self, block: int, span: int) -> bool:
         """Whether a save into this span of the block is open."""
@@ -217,4 +258,6 @@ class BlockBooks:
         fill = self.fills.get(block)
         if fill is None or self.state[block] != BlockState.FILLING:
             return False
+        if any(block in kept.targets for kept in self.steps.values()):
+            return False  # it may be written at any time, and then nobody would be asked
         return not self.is_saved(block, span) and fill.tokens[span] >= tokens

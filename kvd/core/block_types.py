@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from kvd.core.ids import RequestKey
+from kvd.core.ids import RequestKey, StepId
 
 
 class BlockState(IntEnum):
@@ -66,11 +66,28 @@ class Changes:
 
 
 class OpenCopy(NamedTuple):
-    """A save or load of many blocks that has not ended; of a save, the counts it announced."""
+    """A save or load of many blocks that has not ended; of a save, the counts it announced.
+
+    step: that keeps the blocks, None where the copy itself does.
+    """
 
     span: int
     blocks: tuple[int, ...]
     tokens: tuple[int, ...] = ()
+    step: StepId | None = None
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What a step keeps: blocks that are saved into, and blocks that are loaded.
+
+    copies: its saves and loads that have not ended.
+    """
+
+    targets: frozenset[int]
+    sources: frozenset[int]
+    copies: int = 0
+    closed: bool = False
 
 
 @dataclass(slots=True)

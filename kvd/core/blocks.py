@@ -4,13 +4,14 @@
                           |                                       |
                           +------------- poison ---> poisoned <---+
                                                         |
-                                  last pin and last open save gone: reset
+                     last pin, last open save and last step that saves gone: reset
 
 * A *filling* block is private to the request that reserved it. Its owner may load and rewrite it.
 * It is *ready*, visible to look-ups, when its commit has come, the last ended save of every span
   made exactly the commit's token count valid, and no save into it is open.
-* Pins and open saves are kept by name. While one exists the block is neither evicted nor
-  reserved again nor freed (R11): abort, eviction of its owner and poison only mark it.
+* Pins, open saves and open steps are kept by name. While one exists the block is neither evicted
+  nor reserved again nor freed (R11): abort, eviction of its owner and poison only mark it. What a
+  step saves is not ready before the step is closed and all its copies have ended.
 * A span is saved by one party at a time, and by nobody while it is loaded or read.
 * Every reserve begins a new *life* of a block; who remembers one without a pin remembers that too.
 * Its owner may go before its saves have ended. A committed block then waits for them until
@@ -21,9 +22,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
-from kvd.core.block_books import BlockBooks
+from kvd.core.block_lives import BlockLives
 from kvd.core.block_types import (
     FILLING,
     POISONED,
@@ -32,13 +34,13 @@ from kvd.core.block_types import (
     BlockKey,
     BlockShape,
     BlockState,
-    Changes,
     CommitStatus,
     Fill,
     OpenCopy,
+    OpenStep,
 )
 from kvd.core.errors import LocalError
-from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, Pin, RequestKey, SaveId, StepId
 
 __all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus", "Fill"]
 
@@ -46,69 +48,8 @@ __all__ = ["BlockKey", "BlockShape", "BlockState", "BlockTable", "CommitStatus",
 AnyCopy = TypeVar("AnyCopy", LoadId, SaveId)
 
 
-class BlockTable(BlockBooks):
+class BlockTable(BlockLives):
     """States, pins, spans and keys of all blocks of one pool."""
-
-    def take_changes(self) -> Changes:
-        """Hand over what happened since the last call."""
-        changes = self.changes
-        if changes.ready or changes.freed or changes.evicted or changes.poisoned:
-            self.changes = Changes()
-        return changes
-
-    # Pins -----------------------------------------------------------------------------------
-
-    def pin(self, block: int, pin: Pin) -> None:
-        """Keep a block. The caller has seen that it is ready, or its own filling block."""
-        pins = self.pins.get(block)
-        if pins is None:
-            self.pins[block] = frozenset((pin,))
-            self.policy.withdraw(block)
-        else:
-            self.pins[block] = pins | {pin}
-
-    def pin_all(self, blocks: list[int], pin: Pin) -> dict[int, frozenset[Pin]]:
-        """Keep several ready blocks, e.g. those of a hit; returns a mapping of which they are keys.
-
-        Sets of pins are never changed, so that all blocks that a request alone has share one.
-        """
-        pins = self.pins
-        alone = dict.fromkeys(blocks, frozenset((pin,)))
-        if pins.keys().isdisjoint(alone.keys()):
-            pins.update(alone)
-            self.policy.withdraw_all(blocks)
-        else:
-            for block in blocks:
-                self.pin(block, pin)
-        return alone
-
-    def unpin(self, block: int, pin: Pin) -> None:
-        """Drop one named pin; one that is not there is no error (it is named, not counted)."""
-        pins = self.pins.get(block)
-        if pins is None or pin not in pins:
-            return
-        if len(pins) > 1:
-            self.pins[block] = pins - {pin}
-            return
-        del self.pins[block]
-        if self.state[block] == BlockState.READY:
-            self.policy.admit(block)
-        else:
-            self._free_if_dead(block)
-
-    def pin_span(self, block: int, layer: int, read: ReadId) -> None:
-        """Pin a block for a reader of one layer; the layer is not rewritten meanwhile."""
-        self.pin(block, read)
-        self.span_readers.setdefault((block, layer), set()).add(read)
-
-    def unpin_span(self, block: int, layer: int, read: ReadId) -> None:
-        """The reader of one layer has ended."""
-        readers = self.span_readers.get((block, layer))
-        if readers is not None:
-            readers.discard(read)
-            if not readers:
-                del self.span_readers[block, layer]
-        self.unpin(block, read)
 
     # Reserve, commit, abandon -----------------------------------------------------------------
 
@@ -135,18 +76,6 @@ class BlockTable(BlockBooks):
             self.pins[block] = alone
         self.owned.setdefault(owner, set()).update(taken)
         return taken
-
-    def evict(self, count: int) -> None:
-        """Free `count` ready blocks that nobody pins, at most as many as there are of these."""
-        for _ in range(count):
-            block = self.policy.victim()
-            assert block is not None
-            assert block not in self.pins
-            key = self.columns.drop_key(block)
-            self.policy.evict(block, *key)
-            self.index.remove(*key)
-            self.changes.evicted.append(block)
-            self._reset(block)
 
     def commit(
         self, engine: str, block: int, key: BlockKey, tokens: int, request: str = ""
@@ -189,29 +118,31 @@ class BlockTable(BlockBooks):
             if self.state[block] == BlockState.FILLING:
                 self.poison(block)
 
-    def poison(self, block: int) -> None:
-        """The data is not valid: no look-up finds it, and it is freed when nobody needs it."""
-        state = self.state[block]
-        if state == BlockState.READY:
-            self.index.remove(*self.columns.drop_key(block))
-            self.policy.withdraw(block)
-        elif state != BlockState.FILLING:
-            return
-        self._set(block, BlockState.POISONED)
-        self.dead.add(block)
-        self.changes.poisoned.append(block)
-        self._free_if_dead(block)
-
     # Saves ------------------------------------------------------------------------------------
 
     def begin_save(
-        self, save: SaveId, layer: int, shard: int, blocks: tuple[int, ...], tokens: tuple[int, ...]
+        self,
+        save: SaveId,
+        layer: int,
+        shard: int,
+        blocks: tuple[int, ...],
+        tokens: tuple[int, ...],
+        step: StepId | None = None,
     ) -> None:
-        """A checked save starts: until it ends its blocks are kept (R11)."""
+        """A checked save starts: until it ends its blocks are kept (R11), by itself or by its step.
+
+        step: of which the blocks are the targets.
+        """
         span = self.shape.span(layer, shard)
-        self.span_saves.setdefault(span, {})[save] = frozenset(blocks)
-        self.save_blocks[save] = OpenCopy(span, blocks, tokens)
-        self.saving.update(blocks)
+        if step is None:
+            taken = frozenset(blocks)
+            self.saving.update(blocks)
+        else:
+            opened = self.steps[step]
+            opened.copies += 1
+            taken = opened.targets
+        self.span_saves.setdefault(span, {})[save] = taken
+        self.save_blocks[save] = OpenCopy(span, blocks, tokens, step)
 
     def end_save(self, save: SaveId, ok: bool, tokens: tuple[int, ...] = ()) -> None:
         """A save ended; exactly the spans that it opened are marked.
@@ -221,34 +152,57 @@ class BlockTable(BlockBooks):
         opened = self.save_blocks.pop(save, None)
         if opened is None:
             return
-        span, blocks, announced = opened
+        span, blocks, announced, step = opened
         _drop(self.span_saves, span, save)
-        fills, saving = self.fills, self.saving
-        for block, count in zip(blocks, tokens or announced, strict=True):
+        fills = self.fills
+        if ok:
+            for block, count in zip(blocks, tokens or announced, strict=True):
+                fills[block].tokens[span] = count
+        else:
+            for block in blocks:
+                self.poison(block)
+        if step is None:
+            self._leave(blocks)
+        else:
+            self._end_copy(step)
+
+    def _leave(self, blocks: Iterable[int]) -> None:
+        """One that wrote into each of these blocks does so no more."""
+        saving = self.saving
+        for block in blocks:
             left = saving.pop(block) - 1
             if left:
                 saving[block] = left
-            fill = fills[block]
-            if ok:
-                fill.tokens[span] = count
-            else:
-                self.poison(block)
             if block in self.dead:
                 self._free_if_dead(block)
-            elif fill.want:
+            elif (fill := self.fills[block]).want:
                 self._try_ready(block, fill)
 
-    def begin_load(self, load: LoadId, layer: int, shard: int, blocks: tuple[int, ...]) -> None:
-        """A checked load starts: its blocks are kept, its spans not rewritten, until it ends."""
-        span, taken = self.shape.span(layer, shard), frozenset(blocks)
-        self.span_loads.setdefault(span, {})[load] = taken
-        self.load_blocks[load] = OpenCopy(span, blocks)
-        pins = self._common_pins(taken)
-        if pins:
-            self.pins.update(dict.fromkeys(taken, pins | {load}))
+    # Loads ------------------------------------------------------------------------------------
+
+    def begin_load(
+        self,
+        load: LoadId,
+        layer: int,
+        shard: int,
+        blocks: tuple[int, ...],
+        step: StepId | None = None,
+    ) -> None:
+        """A checked load starts: its blocks are kept, by itself or by its step, and its spans not
+        rewritten, until it ends.
+
+        step: of which the blocks are the sources.
+        """
+        span = self.shape.span(layer, shard)
+        if step is None:
+            taken = frozenset(blocks)
+            self._pin_taken(taken, load)
         else:
-            for block in taken:
-                self.pin(block, load)
+            opened = self.steps[step]
+            opened.copies += 1
+            taken = opened.sources
+        self.span_loads.setdefault(span, {})[load] = taken
+        self.load_blocks[load] = OpenCopy(span, blocks, step=step)
 
     def end_load(self, load: LoadId) -> None:
         """A load ended; one that is not known is no error."""
@@ -256,17 +210,52 @@ class BlockTable(BlockBooks):
         if opened is None:
             return
         taken = _drop(self.span_loads, opened.span, load)
-        pins = self._common_pins(taken)
-        if pins and len(pins) > 1:
-            self.pins.update(dict.fromkeys(taken, pins - {load}))
+        if opened.step is None:
+            self._unpin_taken(taken, load)
         else:
-            for block in taken:
-                self.unpin(block, load)
+            self._end_copy(opened.step)
 
-    def _common_pins(self, blocks: frozenset[int]) -> frozenset[Pin] | None:
-        """The pins that all these blocks have, as those have that came to a request together."""
-        found = set(map(self.pins.get, blocks))
-        return found.pop() if len(found) == 1 else None
+    def _pin_taken(self, blocks: frozenset[int], pin: Pin) -> None:
+        pins = self._common_pins(blocks)
+        if pins:
+            self.pins.update(dict.fromkeys(blocks, pins | {pin}))
+        else:
+            for block in blocks:
+                self.pin(block, pin)
+
+    def _unpin_taken(self, blocks: frozenset[int], pin: Pin) -> None:
+        pins = self._common_pins(blocks)
+        if pins and len(pins) > 1:
+            self.pins.update(dict.fromkeys(blocks, pins - {pin}))
+        else:
+            for block in blocks:
+                self.unpin(block, pin)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def open_step(self, step: StepId, targets: frozenset[int], sources: frozenset[int]) -> None:
+        """A checked step starts: its blocks are kept until it is closed and its copies ended."""
+        self.steps[step] = OpenStep(targets, sources)
+        self.saving.update(targets)
+        self._pin_taken(sources, step)
+
+    def close_step(self, step: StepId) -> None:
+        """No copy of the step begins any more; one that is not known is no error."""
+        opened = self.steps.get(step)
+        if opened is not None:
+            opened.closed = True
+            self._drop_step(step, opened)
+
+    def _end_copy(self, step: StepId) -> None:
+        opened = self.steps[step]
+        opened.copies -= 1
+        self._drop_step(step, opened)
+
+    def _drop_step(self, step: StepId, opened: OpenStep) -> None:
+        if opened.closed and not opened.copies:
+            del self.steps[step]
+            self._leave(opened.targets)
+            self._unpin_taken(opened.sources, step)
 
     # What an earlier life left ----------------------------------------------------------------
 
@@ -298,56 +287,6 @@ class BlockTable(BlockBooks):
         self.owned.setdefault(owner, set()).update(held)
         self.pins.update(dict.fromkeys(held, frozenset((owner,))))
         return held, twice
-
-    # Inside -----------------------------------------------------------------------------------
-
-    def _try_ready(self, block: int, fill: Fill) -> CommitStatus:
-        if block in self.saving or not fill.is_complete():
-            return CommitStatus.PENDING
-        assert fill.key is not None
-        other = self.index.get(*fill.key)
-        if other is not None:
-            self.policy.found([other])
-            fill.lose_key()
-            if not self.pins.get(block):
-                self.poison(block)
-            return CommitStatus.DUPLICATE
-        self._drop_fill(block)
-        self._set(block, BlockState.READY)
-        self.columns.set_key(block, fill.key, fill.want)
-        self.index.put(*fill.key, block)
-        self.changes.ready.append(block)
-        self.policy.born(block, *fill.key)
-        if block not in self.pins:
-            self.policy.admit(block)
-        return CommitStatus.READY
-
-    def _free_if_dead(self, block: int) -> None:
-        if self.state[block] != BlockState.POISONED or block in self.pins:
-            return
-        if block in self.saving:
-            return
-        if block in self.fills:
-            self._drop_fill(block)
-        self.changes.freed.append(block)
-        self._reset(block)
-
-    def _drop_fill(self, block: int) -> None:
-        owner = self.fills.pop(block).owner
-        owned = self.owned[owner]
-        owned.discard(block)
-        if not owned:
-            del self.owned[owner]
-
-    def _reset(self, block: int) -> None:
-        self.dead.discard(block)
-        self._set(block, BlockState.RESET)
-        self.free.append(block)
-
-    def _set(self, block: int, state: BlockState) -> None:
-        self.counts[self.state[block]] -= 1
-        self.counts[state] += 1
-        self.state[block] = state
 
 
 def _drop(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kvd.core.adoption import LAST_LIFE
 from kvd.core.blocks import BlockState, BlockTable
 from kvd.core.holds import HoldKind, Phase
-from kvd.core.ids import LoadId, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, ReadId, RequestKey, SaveId, StepId
 from kvd.core.state import Member, State
 
 
@@ -25,6 +25,7 @@ def problems(m: State) -> list[str]:
         found.extend(_count_problems(m.pool.blocks))
         found.extend(_block_problems(m, m.pool.blocks))
         found.extend(_copy_problems(m.pool.blocks))
+        found.extend(_step_problems(m, m.pool.blocks))
         found.extend(_pin_problems(m, m.pool.blocks))
     found.extend(_read_problems(m))
     return found
@@ -106,11 +107,35 @@ def _copy_problems(table: BlockTable) -> Iterator[str]:
     }
     if (saves, loads) != (known_saves, known_loads):
         yield "the open copies of the spans are not those that are open"
-    saving = Counter(block for copy in table.save_blocks.values() for block in copy.blocks)
+    alone = [copy.blocks for copy in table.save_blocks.values() if copy.step is None]
+    kept = [step.targets for step in table.steps.values()]
+    saving = Counter(block for blocks in (*alone, *kept) for block in blocks)
     if saving != table.saving:
         yield f"blocks are being saved {dict(saving)}, the table has {dict(table.saving)}"
     if not saving.keys() <= table.fills.keys():
         yield f"blocks {sorted(saving.keys() - table.fills.keys())} are saved but not filled"
+
+
+def _step_problems(m: State, table: BlockTable) -> Iterator[str]:
+    """Each step keeps what its copies use, and has a member as long as it is open."""
+    saves = [(copy, True) for copy in table.save_blocks.values() if copy.step is not None]
+    loads = [(copy, False) for copy in table.load_blocks.values() if copy.step is not None]
+    copies = Counter(copy.step for copy, _ in (*saves, *loads))
+    for copy, is_save in (*saves, *loads):
+        kept = table.steps.get(copy.step) if copy.step is not None else None
+        blocks = frozenset() if kept is None else kept.targets if is_save else kept.sources
+        if frozenset(copy.blocks) != blocks:
+            yield f"a copy of {copy.step} has other blocks than the step"
+    for step, kept in table.steps.items():
+        member = m.members.get(step.member)
+        if kept.copies != copies[step] or (kept.closed and not kept.copies):
+            yield f"{step} has {copies[step]} copies open, not {kept.copies}; closed: {kept.closed}"
+        if kept.closed == (member is not None and step.number in member.steps):
+            yield f"{step} is closed: {kept.closed}, but its member says otherwise"
+    for member in m.members.values():
+        for number in member.steps:
+            if StepId(member.ref, number) not in table.steps:
+                yield f"step {number} of {member.ref} keeps nothing"
 
 
 def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:
@@ -126,6 +151,9 @@ def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:
                 continue
             if isinstance(pin, RequestKey) and not _request_has(m, pin, block):
                 yield f"block {block} is pinned by {pin}, which does not have it"
+            elif isinstance(pin, StepId):
+                if pin not in table.steps or block not in table.steps[pin].sources:
+                    yield f"block {block} is pinned by {pin}, which does not load it"
             elif isinstance(pin, LoadId) and not _load_has(m, pin, block):
                 yield f"block {block} is pinned by {pin}, which does not load it"
             elif isinstance(pin, ReadId) and not _pool_read_has(m, pin, block):

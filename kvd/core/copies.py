@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvd.core import arming, outgoing
+from kvd.core import arming, outgoing, steps
 from kvd.core import slot_events as se
 from kvd.core.block_types import BlockShape
 from kvd.core.effects import Effect, StoreGate, WriteSums
@@ -36,24 +36,33 @@ def check_written(m: State, member: Member, slot: Slot, event: se.Written) -> No
     if event.saves:
         if not member.contributes:
             raise LocalError("not_contributor", member=member.ref)
-        table = pool_of(m)
-        _check_shard(table.shape, member)
-        if event.layer >= table.shape.num_layers:
-            raise LocalError("layer_unmapped", layer=event.layer)
-        taken: set[int] = set()
-        for save in event.saves:
-            names = save.requests or ("",) * len(save.blocks)
-            counted = len(set(save.blocks)) == len(save.blocks) == len(save.tokens) == len(names)
-            if not counted or taken.intersection(save.blocks):
-                raise LocalError("frame_malformed", detail="targets of a save do not add up")
-            taken.update(save.blocks)
-            engine = member.ref.engine
-            table.check_saves(engine, save.blocks, event.layer, member.shard, save.tokens, names)
+        _check_saves(m, member, event)
     if event.reads:
         m.settings.limits.check("readers of a slot", len(event.reads), "readers_per_slot")
         if any(spec.pool_blocks for spec in event.reads):
             _check_shard(pool_of(m).shape, member)
         arming.check_reads(m, member, event)
+
+
+def _check_saves(m: State, member: Member, event: se.Written) -> None:
+    table = pool_of(m)
+    _check_shard(table.shape, member)
+    if event.layer >= table.shape.num_layers:
+        raise LocalError("layer_unmapped", layer=event.layer)
+    if event.step:
+        span = table.shape.span(event.layer, member.shard)
+        if table.is_untouched(steps.of_step(member, event.step).targets, span):
+            return
+    taken: set[int] = set()
+    for save in event.saves:
+        names = save.requests or ("",) * len(save.blocks)
+        counted = len(set(save.blocks)) == len(save.blocks) == len(save.tokens) == len(names)
+        if not counted or taken.intersection(save.blocks):
+            raise LocalError("frame_malformed", detail="targets of a save do not add up")
+        taken.update(save.blocks)
+        engine = member.ref.engine
+        table.check_saves(engine, save.blocks, event.layer, member.shard, save.tokens, names)
+    steps.check_others(m, member, saved=taken)
 
 
 def _check_spoiled(spoiled: frozenset[str], event: se.Written) -> None:
@@ -74,13 +83,22 @@ def _check_shard(shape: BlockShape, member: Member) -> None:
 def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
     """Open the spans of every save, and offer every read, of a checked `Written`."""
     tenancy.layer = event.layer
+    step = steps.of_step(member, event.step) if event.step else None
     for save in event.saves:
         table = pool_of(m)
         tenancy.saves[save.saver] = save
-        lives = map(table.lives.__getitem__, save.blocks)
-        tenancy.targets.update(zip(save.blocks, lives, strict=True))
+        if step is None:
+            lives = map(table.lives.__getitem__, save.blocks)
+            tenancy.targets.update(zip(save.blocks, lives, strict=True))
+        else:
+            tenancy.targets.update(step.targets)
         table.begin_save(
-            SaveId(event.ref, save.saver), event.layer, member.shard, save.blocks, save.tokens
+            SaveId(event.ref, save.saver),
+            event.layer,
+            member.shard,
+            save.blocks,
+            save.tokens,
+            step.id if step is not None else None,
         )
     for spec in event.reads:
         arming.arm(m, member, event.ref, event.layer, spec)
@@ -171,6 +189,16 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
     size = table.shape.block_tokens
     if not 0 <= event.layer < table.shape.num_layers:
         raise LocalError("layer_unmapped", layer=event.layer)
+    if event.step:
+        kept = table.steps[steps.of_step(member, event.step).id]
+        span = table.shape.span(event.layer, member.shard)
+        requests = m.engines[member.ref.engine].requests
+        ended = any(
+            request is not None and request.ended
+            for request in map(requests.get, [load.request for load in event.loads])
+        )
+        if not ended and table.is_loadable(kept.sources, span):
+            return
     for load in event.loads:
         owner = RequestKey(member.ref.engine, load.request)
         request = m.engines[member.ref.engine].requests.get(load.request)
@@ -179,6 +207,7 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
         if not 0 < load.tokens <= size * len(load.blocks):
             raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
         table.check_loads(owner, load.blocks, event.layer, member.shard, load.tokens)
+        steps.check_others(m, member, loaded=load.blocks)
 
 
 def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) -> None:
@@ -186,10 +215,15 @@ def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) 
     tenancy.layer = event.layer
     if not event.loads:
         return
-    blocks = tuple(block for load in event.loads for block in load.blocks)
+    step = steps.of_step(member, event.step) if event.step else None
+    if step is None:
+        blocks = tuple(block for load in event.loads for block in load.blocks)
+    else:
+        blocks = step.sources
     tenancy.load_blocks = blocks
-    tenancy.loads = tuple((load.request, tuple(load.blocks)) for load in event.loads)
-    pool_of(m).begin_load(LoadId(event.ref), event.layer, member.shard, blocks)
+    tenancy.loads = tuple((load.request, load.blocks) for load in event.loads)
+    step_id = step.id if step is not None else None
+    pool_of(m).begin_load(LoadId(event.ref), event.layer, member.shard, blocks, step_id)
 
 
 def check_loads_ended(member: Member, event: se.Computed) -> None:

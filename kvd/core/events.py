@@ -11,7 +11,7 @@ from kvd.core.blocks import BlockShape
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, SlotRef
 from kvd.core.record import record
-from kvd.core.slot_events import ReadSpec, SlotEvent
+from kvd.core.slot_events import ReadSpec, SlotEvent, StepClosed, StepOpened
 from kvd.core.transfer_events import (
     BlocksAllocated,
     ClaimCame,
@@ -246,7 +246,7 @@ class SlotsChanged:
     reply: int
     ref: MemberRef
     first_no: int
-    items: tuple[SlotEvent, ...]
+    items: tuple[SlotEvent | StepOpened | StepClosed, ...]
 
 
 @record

@@ -11,6 +11,7 @@ epoch        how many times a slot has been released; +1 at each release, by kvd
 occupant     (request set, layer, chunk) that uses a slot now; its time there is a *tenancy*
 hold         a named party that may still touch a slot's memory
 pin          the same for a host block
+step         a member's pass over its layers; it may keep the blocks of all of them at once
 span         the byte range of one (layer, part, rank) in a block
 executor     the process whose death proves that a hold's party is gone
 suspect      a hold whose deadline passed; still a hold
@@ -101,10 +102,22 @@ class SaveId(NamedTuple):
         return f"save {self.ref} by {self.saver}"
 
 
+class StepId(NamedTuple):
+    """A step of a member: it keeps all blocks that its layers copy, until it was closed and the
+    last of these copies has ended."""
+
+    member: MemberRef
+    number: int
+    kind: str = "step"
+
+    def __str__(self) -> str:
+        return f"step {self.number} of {self.member}"
+
+
 Owner = str | ReadId
 """Who holds a slot: a member or saver by name, a reader by its read."""
 
-Pin = RequestKey | LoadId | ReadId
+Pin = RequestKey | LoadId | ReadId | StepId
 """Who pins a block."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvd.core import adoption, arming, copies, outgoing, slot_ops
+from kvd.core import adoption, arming, copies, outgoing, slot_ops, steps
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -210,6 +210,7 @@ def died(m: State, e: ev.MemberDied, now: int, out: list[Effect]) -> None:
     for index in list(member.held):
         slot_ops.feed(m, se.ExecutorDied(member.slots[index].ref, executor), now, out)
         slot_ops.feed(m, se.Abandoned(member.slots[index].ref), now, out)
+    steps.close_all(m, member)
     outgoing.producer_gone(m, e.ref.engine, now, out)
     _end_requests(m, member, now)
     flush(m, out)

@@ -7,7 +7,7 @@ the machine uses the fields about blocks and peers, the release rule uses only t
 from __future__ import annotations
 
 from kvd.core.holds import HoldKind, Truth
-from kvd.core.ids import Owner, ReadId, SlotRef
+from kvd.core.ids import MemberRef, Owner, ReadId, SlotRef
 from kvd.core.record import record
 
 
@@ -55,16 +55,48 @@ class ReadSpec:
     pool_blocks: tuple[int, ...] = ()
 
 
+# Steps --------------------------------------------------------------------------------------
+
+
+@record
+class StepOpened:
+    """A member begins a step: each layer of it loads and saves these blocks, in its own slot.
+
+    Once this was answered its copies may start without a further answer, those of a save once it
+    was announced: the blocks are kept until the step is closed and all of them have ended (R11).
+
+    number: above that of every earlier step of the member.
+    saves:  of each layer: at most one save.
+    """
+
+    member: MemberRef
+    number: int
+    loads: tuple[LoadSpec, ...] = ()
+    saves: tuple[SaveSpec, ...] = ()
+
+
+@record
+class StepClosed:
+    """No copy of this step begins any more."""
+
+    member: MemberRef
+    number: int
+
+
 # Events -------------------------------------------------------------------------------------
 
 
 @record
 class Acquired:
-    """The engine began to use a free slot; its loads may start once this was answered."""
+    """The engine began to use a free slot; its loads may start once this was answered.
+
+    step: number of the open step whose loads these are, 0 when `loads` names them.
+    """
 
     ref: SlotRef
     layer: int = -1
     loads: tuple[LoadSpec, ...] = ()
+    step: int = 0
 
 
 @record
@@ -92,12 +124,16 @@ class LoadEnded:
 
 @record
 class Written:
-    """The layer's KV is final: every save and read of the tenancy is armed now (R2)."""
+    """The layer's KV is final: every save and read of the tenancy is armed now (R2).
+
+    step: number of the open step whose saves these are, 0 when `saves` names them.
+    """
 
     ref: SlotRef
     layer: int = -1
     saves: tuple[SaveSpec, ...] = ()
     reads: tuple[ReadSpec, ...] = ()
+    step: int = 0
 
 
 @record

@@ -8,7 +8,7 @@ lifts the hold.
 
 from __future__ import annotations
 
-from kvd.core import arming, copies, outgoing
+from kvd.core import arming, copies, outgoing, steps
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -48,7 +48,10 @@ def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> 
     if first > e.first_no:
         m.count("events_repeated")
     for item in e.items[first - e.first_no :]:
-        code = apply_own(m, member, item, now, out)
+        if isinstance(item, se.StepOpened | se.StepClosed):
+            code = _apply_step(m, member, item, now)
+        else:
+            code = apply_own(m, member, item, now, out)
         if code:
             member.codes[member.next_no] = code
         member.next_no += 1
@@ -65,6 +68,7 @@ def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> 
 def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Effect]) -> str:
     """One event of the slot's owner. Returns '' or why nothing was changed."""
     try:
+        event = steps.resolve(member, event)
         slot = _slot(member, event.ref)
         if slot.ref == event.ref:
             if type(event) is se.SaveEnded:
@@ -90,6 +94,18 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
             return ""
         event = se.Poisoned(event.ref)
     return apply(m, member, event, now, out)
+
+
+def _apply_step(m: State, member: Member, event: se.StepOpened | se.StepClosed, now: int) -> str:
+    """Returns '' or why nothing was changed."""
+    code = ""
+    try:
+        steps.apply(m, member, event)
+    except KvdError as error:
+        code = error.code
+        m.count(f"refused_{code}")
+    m.story.record(now, (member.ref,), event, code)
+    return code
 
 
 def member_answered(m: State, e: ev.MemberAnswered, now: int, out: list[Effect]) -> None:

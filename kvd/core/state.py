@@ -12,10 +12,10 @@ from kvd.core.errors import LocalError
 from kvd.core.events import Layout, RegionSpec
 from kvd.core.evictions import make_policy
 from kvd.core.holds import Hold, Timing
-from kvd.core.ids import MemberRef, ReadId, RequestKey, SlotRef
+from kvd.core.ids import MemberRef, ReadId, RequestKey, SlotRef, StepId
 from kvd.core.prefix import BlockIndex
 from kvd.core.slot import Rules, Slot
-from kvd.core.slot_events import ReadSpec, SaveSpec
+from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec
 from kvd.core.story import Story
 from kvd.core.transfer_types import Source
 
@@ -94,6 +94,17 @@ class Tenancy:
     spoiled: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class MemberStep:
+    """An open step: what each of its layers saves and loads, and which life of its targets."""
+
+    id: StepId
+    saves: tuple[SaveSpec, ...]
+    loads: tuple[LoadSpec, ...]
+    targets: dict[int, int]
+    sources: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Member:
     """One attached member process and its slots.
@@ -103,6 +114,7 @@ class Member:
               its answer was lost gets the same answer.
     leaving:  its process is gone; it stays until remote readers of its slots have ended.
     held:     indices of slots that are not free (what a tick must look at).
+    steps:    open steps by number; `last_step` is the highest number of any.
     """
 
     ref: MemberRef
@@ -117,6 +129,8 @@ class Member:
     leaving: bool = False
     silent: bool = False
     held: dict[int, Tenancy] = field(default_factory=dict)
+    steps: dict[int, MemberStep] = field(default_factory=dict)
+    last_step: int = 0
 
 
 @dataclass(slots=True)

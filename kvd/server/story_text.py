@@ -76,6 +76,8 @@ def _fields(value: object) -> Iterator[str]:
         content = getattr(value, field.name)
         if field.name in _NOT_TOLD or content is None or content == () or content == "":
             continue
+        if field.name == "step" and not content:
+            continue
         yield f"{field.name}={short(content)}"
 
 

@@ -27,23 +27,42 @@ OWNER_CHARS_MAX: Final = 256
 # Slot items -----------------------------------------------------------------------------------
 
 
-def _acquired(ref: SlotRef, item: si.AcquiredItem) -> se.SlotEvent:
-    loads = tuple(se.LoadSpec(load.request, tuple(load.blocks), load.tokens) for load in item.loads)
-    return se.Acquired(ref, item.layer, loads)
+def _step_opened(member: MemberRef, item: si.StepOpenedItem) -> se.StepOpened:
+    return se.StepOpened(member, item.step, _load_specs(item.loads), _save_specs(item.saves))
 
 
-def _load_ended(ref: SlotRef, item: si.LoadEndedItem) -> se.SlotEvent:
-    bad = tuple([se.BadSum(one.block, one.expected, one.got) for one in item.bad])
-    return se.LoadEnded(ref, item.ok, bad)
+def _step_closed(member: MemberRef, item: si.StepClosedItem) -> se.StepClosed:
+    return se.StepClosed(member, item.step)
 
 
-def _written(ref: SlotRef, item: si.WrittenItem) -> se.SlotEvent:
-    saves = tuple(
-        se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), tuple(save.requests))
-        for save in item.saves
+def _load_specs(items: list[si.LoadItem]) -> tuple[se.LoadSpec, ...]:
+    return tuple([se.LoadSpec(load.request, tuple(load.blocks), load.tokens) for load in items])
+
+
+def _save_specs(items: list[si.SaveItem]) -> tuple[se.SaveSpec, ...]:
+    return tuple(
+        [
+            se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), tuple(save.requests))
+            for save in items
+        ]
     )
+
+
+def _acquired(member: MemberRef, item: si.AcquiredItem) -> se.SlotEvent:
+    loads = _load_specs(item.loads) if item.loads else ()
+    return se.Acquired(slot_ref(member, item.slot, item.epoch), item.layer, loads, item.step)
+
+
+def _load_ended(member: MemberRef, item: si.LoadEndedItem) -> se.SlotEvent:
+    bad = tuple([se.BadSum(one.block, one.expected, one.got) for one in item.bad])
+    return se.LoadEnded(slot_ref(member, item.slot, item.epoch), item.ok, bad)
+
+
+def _written(member: MemberRef, item: si.WrittenItem) -> se.SlotEvent:
+    saves = _save_specs(item.saves) if item.saves else ()
     reads = tuple(read_spec(item.layer, read) for read in item.reads) if item.reads else ()
-    return se.Written(ref, item.layer, saves, reads)
+    ref = slot_ref(member, item.slot, item.epoch)
+    return se.Written(ref, item.layer, saves, reads, item.step)
 
 
 def read_spec(layer: int, item: si.ReadItem) -> se.ReadSpec:
@@ -57,20 +76,27 @@ def read_spec(layer: int, item: si.ReadItem) -> se.ReadSpec:
     )
 
 
-def _computed(ref: SlotRef, item: si.ComputedItem) -> se.SlotEvent:
-    return se.Computed(ref, item.ok)
+def _computed(member: MemberRef, item: si.ComputedItem) -> se.SlotEvent:
+    return se.Computed(slot_ref(member, item.slot, item.epoch), item.ok)
 
 
-def _save_ended(ref: SlotRef, item: si.SaveEndedItem) -> se.SlotEvent:
+def _save_ended(member: MemberRef, item: si.SaveEndedItem) -> se.SlotEvent:
     tokens = tuple(item.tokens) if item.tokens else ()
-    return se.SaveEnded(ref, item.saver, item.ok, tokens, item.sums)
+    return se.SaveEnded(
+        slot_ref(member, item.slot, item.epoch), item.saver, item.ok, tokens, item.sums
+    )
 
 
-def _poisoned(ref: SlotRef, item: si.PoisonedItem) -> se.SlotEvent:
-    return se.Poisoned(ref)
+def _poisoned(member: MemberRef, item: si.PoisonedItem) -> se.SlotEvent:
+    return se.Poisoned(slot_ref(member, item.slot, item.epoch))
 
 
-_ITEMS: Final[dict[type, Callable[[SlotRef, Any], se.SlotEvent]]] = {
+OwnEvent = se.SlotEvent | se.StepOpened | se.StepClosed
+"""What a member says of its own slots and steps."""
+
+_ITEMS: Final[dict[type, Callable[[MemberRef, Any], OwnEvent]]] = {
+    si.StepOpenedItem: _step_opened,
+    si.StepClosedItem: _step_closed,
     si.AcquiredItem: _acquired,
     si.LoadEndedItem: _load_ended,
     si.WrittenItem: _written,
@@ -80,10 +106,10 @@ _ITEMS: Final[dict[type, Callable[[SlotRef, Any], se.SlotEvent]]] = {
 }
 
 
-def slot_events(ref: MemberRef, items: list[si.SlotItem]) -> tuple[se.SlotEvent, ...]:
+def slot_events(ref: MemberRef, items: list[si.SlotItem]) -> tuple[OwnEvent, ...]:
     """A member's items as events of the core, in order."""
     table = _ITEMS
-    return tuple([table[type(item)](slot_ref(ref, item.slot, item.epoch), item) for item in items])
+    return tuple([table[type(item)](ref, item) for item in items])
 
 
 # Requests -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from kvd.core.blocks import BlockState, BlockTable
-from kvd.core.ids import LoadId, MemberRef, Pin, RequestKey
+from kvd.core.ids import LoadId, MemberRef, Pin, RequestKey, StepId
 from kvd.core.slot import Slot
 from kvd.core.state import Engine, Member, State
 from kvd.server.engine_words import engine_words, sessions_of
@@ -252,6 +252,8 @@ def _is_of(table: BlockTable, block: int, engine: str) -> bool:
 def _engine_of(pin: Pin) -> str:
     if isinstance(pin, RequestKey):
         return pin.engine
+    if isinstance(pin, StepId):
+        return pin.member.engine
     return pin.ref.member.engine if isinstance(pin, LoadId) else ""
 
 

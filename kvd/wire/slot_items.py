@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.wire.protocol import Address, RequestName, SaverName, TransferName, Unsigned
+from kvd.wire.protocol import Address, Positive, RequestName, SaverName, TransferName, Unsigned
 
 
 class LoadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -41,13 +41,35 @@ class ReadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pool_blocks: list[Unsigned] = []
 
 
+class StepOpenedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="step_opened"):
+    """A step begins whose layers all load and save these blocks; at most one save.
+
+    Once it was answered without a code, the loads of its layers may start without an answer of
+    their own, and its saves as soon as they were posted.
+    """
+
+    step: Positive
+    loads: list[LoadItem] = []
+    saves: list[SaveItem] = []
+
+
+class StepClosedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="step_closed"):
+    """No copy of this step begins any more."""
+
+    step: Positive
+
+
 class AcquiredItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="acquired"):
-    """A free slot was taken; loads may start once this was answered without a code."""
+    """A free slot was taken; loads may start once this was answered without a code.
+
+    step: whose loads these are, 0 when `loads` has them.
+    """
 
     slot: Unsigned
     epoch: Unsigned
     layer: int = -1
     loads: list[LoadItem] = []
+    step: Unsigned = 0
 
 
 class BadSumItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -68,13 +90,17 @@ class LoadEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=
 
 
 class WrittenItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="written"):
-    """The rows are final: all saves and reads of the tenancy."""
+    """The rows are final: all saves and reads of the tenancy.
+
+    step: whose saves these are, 0 when `saves` has them.
+    """
 
     slot: Unsigned
     epoch: Unsigned
     layer: Unsigned
     saves: list[SaveItem] = []
     reads: list[ReadItem] = []
+    step: Unsigned = 0
 
 
 class ComputedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="computed"):
@@ -107,4 +133,13 @@ class PoisonedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="
     epoch: Unsigned
 
 
-SlotItem = AcquiredItem | LoadEndedItem | WrittenItem | ComputedItem | SaveEndedItem | PoisonedItem
+SlotItem = (
+    AcquiredItem
+    | LoadEndedItem
+    | WrittenItem
+    | ComputedItem
+    | SaveEndedItem
+    | PoisonedItem
+    | StepOpenedItem
+    | StepClosedItem
+)

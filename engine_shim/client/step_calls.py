@@ -1,0 +1,86 @@
+"""Steps: kvd keeps the blocks that all layers of one copy, so that no copy waits for an answer.
+
+    open_step --> begin (loads), written (saves): each names the step, and its copies may start
+       |          as soon as kvd has answered the step with a yes
+       +-------> close_step: told to kvd once the last of these copies was reported
+
+A step outlives none of kvd's lives: what is begun after a re-attach is asked for layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine_shim.client.gate_waits import GateWaits
+from engine_shim.client.item_sizes import PLAIN_BYTES, is_plain
+from engine_shim.client.kept import KeptStep
+from kvd.wire.slot_items import LoadItem, SaveItem, SlotItem, StepClosedItem, StepOpenedItem
+
+
+class StepCalls(GateWaits):
+    """Part of `SlotDesk`."""
+
+    def open_step(
+        self,
+        loads: Sequence[LoadItem] = (),
+        saves: Sequence[SaveItem] = (),
+        deadline_s: float | None = None,
+    ) -> KeptStep:
+        """Ask kvd to keep what each layer of a step loads and saves; does not wait for the answer.
+
+        A refusal changes nothing: layers are then asked for one by one.
+
+        Args:
+            loads: blocks of which all layers can be loaded from now on.
+            saves: at most one save, which names the request of each block.
+        Raises: KvdRefused; nothing is asked: frame_malformed, frame_too_large, busy, unreachable,
+            closed, process_forked.
+        """
+        core = self._core
+        item = StepOpenedItem(1, list(loads), list(saves))
+        sizes = self._checked(item)
+        core.await_event_room(self._end(deadline_s))
+        with core.lock:
+            core.last_step += 1
+            item = StepOpenedItem(core.last_step, item.loads, item.saves)
+            ticket = core.post([item], sizes)
+            kept = KeptStep(core.last_step, core.generation, item.loads, item.saves, ticket)
+        core.send()
+        return kept
+
+    def _checked(self, item: SlotItem) -> list[int]:
+        """Encoded size of an event, which kvd is sure to be able to read.
+
+        Raises: KvdRefused(frame_malformed | frame_too_large | process_forked).
+        """
+        self._core.check_process()
+        return [PLAIN_BYTES] if is_plain(item) else self._core.sizes_of([item])
+
+    def close_step(self, kept: KeptStep) -> None:
+        """No copy of the step begins any more; those that run are waited for. Idempotent."""
+        core = self._core
+        with core.lock:
+            kept.closes = True
+            items = self._closing(kept)
+            if items:
+                core.post(items, [PLAIN_BYTES] * len(items), is_awaited=False)
+        if items:
+            core.send()
+
+    def _counts(self, kept: KeptStep) -> bool:
+        """Whether copies of the step may begin, once it is kept; the lock is held."""
+        return not kept.closes and kept.generation == self._core.generation
+
+    def _end_copies(self, kept: KeptStep | None, count: int = 1) -> list[SlotItem]:
+        """Copies were reported; what is to be posted behind their ends. Under the lock."""
+        if kept is None:
+            return []
+        kept.copies -= count
+        return self._closing(kept)
+
+    def _closing(self, kept: KeptStep) -> list[SlotItem]:
+        if not kept.closes or kept.copies or kept.closed:
+            return []
+        kept.closed = True
+        # Another kvd knows nothing of it.
+        return [StepClosedItem(kept.number)] if kept.generation == self._core.generation else []
