@@ -8,8 +8,17 @@
 namespace kvd {
 namespace {
 
-// A batch takes about 20 us: far more than taking it, far less than a layer.
-constexpr uint64_t kBatchBytes = uint64_t{256} << 10;
+// A batch takes at least 20 us, far more than taking it, and a small part of the copy, so that all
+// end at about the same time. Threads that are far from each other copy faster: so it is not small.
+constexpr uint64_t kBatchBytesMin = uint64_t{256} << 10;
+constexpr uint64_t kBatchBytesMax = uint64_t{4} << 20;
+constexpr uint64_t kBatchesOfThread = 16;
+
+uint64_t batch_bytes(std::span<const Span> spans, size_t threads) noexcept {
+  uint64_t total = 0;
+  for (const Span& span : spans) total += span.bytes;
+  return std::clamp(total / (threads * kBatchesOfThread), kBatchBytesMin, kBatchBytesMax);
+}
 
 // How long a thread looks for what is about to happen before it sleeps: as long as a batch. Copies
 // of a stream follow one another as closely, and to be woken takes longer.
@@ -41,10 +50,11 @@ class OwnCpus {
  public:
   OwnCpus() noexcept { known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0; }
 
-  // Leaves a CPU, if this is it, for any other.
-  void keep_off(int cpu) const noexcept {
+  // Leaves a CPU for any other, until it is asked to keep off another one.
+  void keep_off(int cpu) noexcept {
     // Of a machine with more CPUs than the mask has bits nothing is known, and nothing is changed.
-    if (!known_ || cpu < 0 || cpu >= CPU_SETSIZE || sched_getcpu() != cpu) return;
+    if (!known_ || cpu < 0 || cpu >= CPU_SETSIZE || cpu == left_) return;
+    left_ = cpu;
     cpu_set_t others = allowed_;
     CPU_CLR(cpu, &others);
     if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
@@ -53,24 +63,26 @@ class OwnCpus {
  private:
   cpu_set_t allowed_;
   bool known_;
+  int left_ = -1;
 };
 
-// Spans of at most kBatchBytes each; the cuts keep the alignment of a span's start.
-std::vector<Span> cut(std::span<const Span> spans) {
+// Spans of at most so many bytes each; the cuts keep the alignment of a span's start.
+std::vector<Span> cut(std::span<const Span> spans, uint64_t most) {
   std::vector<Span> pieces;
   pieces.reserve(spans.size());
   for (Span rest : spans) {
-    while (rest.bytes > kBatchBytes) {
-      pieces.push_back({rest.dst, rest.src, kBatchBytes});
-      rest.dst += kBatchBytes, rest.src += kBatchBytes, rest.bytes -= kBatchBytes;
+    while (rest.bytes > most) {
+      pieces.push_back({rest.dst, rest.src, most});
+      rest.dst += most, rest.src += most, rest.bytes -= most;
     }
     pieces.push_back(rest);
   }
   return pieces;
 }
 
-// Whole groups in turn until a batch has kBatchBytes.
-std::vector<Batch> batches_of(std::span<const Span> spans, std::span<const uint32_t> counts) {
+// Whole groups in turn until a batch has so many bytes.
+std::vector<Batch> batches_of(std::span<const Span> spans, std::span<const uint32_t> counts,
+                              uint64_t least) {
   std::vector<Batch> batches;
   Batch batch{0, 0, 0, 0};
   uint64_t bytes = 0;
@@ -79,7 +91,7 @@ std::vector<Batch> batches_of(std::span<const Span> spans, std::span<const uint3
       bytes += spans[batch.first_span + batch.num_spans].bytes;
     }
     ++batch.num_groups;
-    if (bytes < kBatchBytes) continue;
+    if (bytes < least) continue;
     batches.push_back(batch);
     batch = {batch.first_span + batch.num_spans, 0, batch.first_group + batch.num_groups, 0};
     bytes = 0;
@@ -100,11 +112,12 @@ CopyTeam::~CopyTeam() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-void CopyTeam::run(size_t count, size_t threads, const std::function<void(size_t)>& work) {
+void CopyTeam::run(size_t count, size_t threads, bool wakes,
+                   const std::function<void(size_t)>& work) {
   const size_t places = std::min(threads, count) - (count != 0);
   try {
     const SignalsBlocked blocked;
-    while (helpers_.size() < places) helpers_.emplace_back([this] { help(); });
+    while (wakes && helpers_.size() < places) helpers_.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
     // No thread to be had: those that are here do it all.
   }
@@ -112,7 +125,7 @@ void CopyTeam::run(size_t count, size_t threads, const std::function<void(size_t
     const std::lock_guard lock(mutex_);
     next_ = 0, count_ = count, work_ = &work, places_ = places, caller_cpu_ = sched_getcpu();
     ++tasks_;
-    if (places != 0) came_.notify_all();
+    if (wakes && places != 0) came_.notify_all();
   }
   for (size_t i = next_++; i < count; i = next_++) work(i);
   await_helpers();
@@ -130,7 +143,7 @@ void CopyTeam::await_helpers() {
 }
 
 void CopyTeam::help() {
-  const OwnCpus cpus;
+  OwnCpus cpus;
   uint64_t seen = 0;
   while (true) {
     spin([&] { return tasks_.load(std::memory_order_acquire) != seen; });
@@ -155,10 +168,12 @@ void CopyTeam::help() {
 void copy_in_team(CopyTeam& team, CopyFn copy, uint8_t* dst, const uint8_t* src,
                   std::span<const Span> spans, size_t threads) {
   if (threads < 2) return copy(dst, src, spans);
-  const std::vector<Span> pieces = cut(spans);
+  const uint64_t size = batch_bytes(spans, threads);
+  const std::vector<Span> pieces = cut(spans, size);
   const std::vector<uint32_t> each(pieces.size(), 1);
-  const std::vector<Batch> batches = batches_of(pieces, each);
-  team.run(batches.size(), threads, [&](size_t i) {
+  const std::vector<Batch> batches = batches_of(pieces, each, size);
+  const bool wakes = team.wakes_for(size * batches.size());
+  team.run(batches.size(), threads, wakes, [&](size_t i) {
     copy(dst, src, std::span(pieces).subspan(batches[i].first_span, batches[i].num_spans));
   });
 }
@@ -167,8 +182,10 @@ void copy_sums_in_team(CopyTeam& team, CopySumFn copy, uint8_t* dst, const uint8
                        std::span<const Span> spans, std::span<const uint32_t> counts,
                        uint32_t* sums, size_t threads) {
   if (threads < 2) return copy(dst, src, spans, counts, sums);
-  const std::vector<Batch> batches = batches_of(spans, counts);
-  team.run(batches.size(), threads, [&](size_t i) {
+  const uint64_t size = batch_bytes(spans, threads);
+  const std::vector<Batch> batches = batches_of(spans, counts, size);
+  const bool wakes = team.wakes_for(size * batches.size());
+  team.run(batches.size(), threads, wakes, [&](size_t i) {
     const Batch& batch = batches[i];
     copy(dst, src, spans.subspan(batch.first_span, batch.num_spans),
          counts.subspan(batch.first_group, batch.num_groups), sums + batch.first_group);
