@@ -5,7 +5,7 @@ Written for speed where a batch passes through: one small function for each kind
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvd.core import effects as ef
@@ -28,18 +28,20 @@ OWNER_CHARS_MAX: Final = 256
 
 
 def _step_opened(member: MemberRef, item: si.StepOpenedItem) -> se.StepOpened:
-    return se.StepOpened(member, item.step, _load_specs(item.loads), _save_specs(item.saves))
+    return se.StepOpened(member, item.step, load_specs(item.loads), save_specs(item.saves))
 
 
 def _step_closed(member: MemberRef, item: si.StepClosedItem) -> se.StepClosed:
     return se.StepClosed(member, item.step)
 
 
-def _load_specs(items: list[si.LoadItem]) -> tuple[se.LoadSpec, ...]:
+def load_specs(items: Sequence[si.LoadItem]) -> tuple[se.LoadSpec, ...]:
+    """Loads of a member, in its order."""
     return tuple([se.LoadSpec(load.request, tuple(load.blocks), load.tokens) for load in items])
 
 
-def _save_specs(items: list[si.SaveItem]) -> tuple[se.SaveSpec, ...]:
+def save_specs(items: Sequence[si.SaveItem]) -> tuple[se.SaveSpec, ...]:
+    """Saves of a member, in its order."""
     return tuple(
         [
             se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), tuple(save.requests))
@@ -49,7 +51,7 @@ def _save_specs(items: list[si.SaveItem]) -> tuple[se.SaveSpec, ...]:
 
 
 def _acquired(member: MemberRef, item: si.AcquiredItem) -> se.SlotEvent:
-    loads = _load_specs(item.loads) if item.loads else ()
+    loads = load_specs(item.loads) if item.loads else ()
     return se.Acquired(slot_ref(member, item.slot, item.epoch), item.layer, loads, item.step)
 
 
@@ -59,7 +61,7 @@ def _load_ended(member: MemberRef, item: si.LoadEndedItem) -> se.SlotEvent:
 
 
 def _written(member: MemberRef, item: si.WrittenItem) -> se.SlotEvent:
-    saves = _save_specs(item.saves) if item.saves else ()
+    saves = save_specs(item.saves) if item.saves else ()
     reads = tuple(read_spec(item.layer, read) for read in item.reads) if item.reads else ()
     ref = slot_ref(member, item.slot, item.epoch)
     return se.Written(ref, item.layer, saves, reads, item.step)

@@ -133,6 +133,9 @@ class PoisonedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="
     epoch: Unsigned
 
 
+StepItem = StepOpenedItem | StepClosedItem
+"""What is said of a step, and of no slot."""
+
 SlotItem = (
     AcquiredItem
     | LoadEndedItem

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from engine_shim.client import KvdRefused, SlotQuarantined, Tenancy, Ticket
+from engine_shim.client import KeptStep, KvdRefused, SlotQuarantined, Tenancy, Ticket
 from engine_shim.gate import AcquiredEpochs
 from kvd.core import effects as ef
 from kvd.core import events as ev
@@ -18,7 +18,7 @@ from kvd.core.ids import MemberRef, SlotRef
 from kvd.core.machine import Machine
 from kvd.core.state import Settings
 from kvd.memory.sum_area import SumArea
-from kvd.server.translate import layout_of, read_spec
+from kvd.server.translate import OwnEvent, layout_of, load_specs, read_spec, save_specs
 from kvd.store.dict_index import DictIndex
 from kvd.wire.gate_layout import make_word
 from kvd.wire.layout import BlockLayoutSpec
@@ -102,7 +102,7 @@ class FakeKvd:
             if mapping is not None:
                 mapping.close()
 
-    def post(self, item: se.SlotEvent) -> Ticket:
+    def post(self, item: OwnEvent) -> Ticket:
         """Apply one slot event; its ticket is settled."""
         with self._lock:
             number = self._next_no
@@ -207,6 +207,50 @@ class FakeDesk:
         self._kvd = kvd
         self._saves: dict[tuple[int, int], Ticket] = {}
         self._said: dict[tuple[int, int], se.Written] = {}
+        self._kept_loads: dict[tuple[int, int], KeptStep] = {}
+        self._kept_saves: dict[tuple[int, int], KeptStep] = {}
+        self._steps = 0
+
+    def open_step(
+        self,
+        loads: Sequence[LoadItem] = (),
+        saves: Sequence[SaveItem] = (),
+        deadline_s: float | None = None,
+    ) -> KeptStep:
+        """See `Desk`."""
+        self._steps += 1
+        number = self._steps
+        event = se.StepOpened(MEMBER, number, load_specs(loads), save_specs(saves))
+        ticket = self._kvd.post(event)
+        return KeptStep(number, self._kvd.generation, list(loads), list(saves), ticket)
+
+    def close_step(self, kept: KeptStep) -> None:
+        """See `Desk`."""
+        kept.closes = True
+        self._end_copies(kept, 0)
+
+    def _end_copies(self, kept: KeptStep | None, count: int = 1) -> None:
+        if kept is None:
+            return
+        with self._kvd._lock:
+            kept.copies -= count
+            ends = kept.closes and not kept.copies and not kept.closed
+            kept.closed = kept.closed or ends
+        if ends:
+            self._kvd.post(se.StepClosed(MEMBER, kept.number))
+
+    def _begin_copies(self, kept: KeptStep | None, count: int) -> KeptStep | None:
+        if kept is None or kept.closes or not count:
+            return None
+        with self._kvd._lock:
+            kept.copies += count
+        return kept
+
+    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+        """See `Desk`."""
+        use = tenancy.slot, tenancy.epoch
+        kept = self._kept_saves.get(use)
+        return self._saves[use] if kept is None else kept.answer
 
     def acquire(
         self,
@@ -232,15 +276,24 @@ class FakeDesk:
         *,
         boot_id: bytes | None = None,
         early: bool = False,
+        kept: KeptStep | None = None,
     ) -> tuple[Tenancy, Ticket]:
         """See `Desk`."""
         epoch = self._kvd.take(slot, deadline_s or 10.0)
         tenancy = Tenancy(slot, epoch, self._kvd.generation)
-        return tenancy, self._acquired(tenancy, layer, loads)
+        kept = self._begin_copies(kept, len(loads))
+        if kept is None:
+            return tenancy, self._acquired(tenancy, layer, loads)
+        self._end_copies(kept, len(loads) - 1)
+        self._kept_loads[slot, epoch] = kept
+        if kept.loads == list(loads):
+            self._kvd.post(se.Acquired(_ref(tenancy), layer, (), kept.number))
+        else:
+            self._acquired(tenancy, layer, loads)
+        return tenancy, kept.answer
 
     def _acquired(self, tenancy: Tenancy, layer: int, loads: Sequence[LoadItem]) -> Ticket:
-        specs = tuple(se.LoadSpec(it.request, tuple(it.blocks), it.tokens) for it in loads)
-        return self._kvd.post(se.Acquired(_ref(tenancy), layer, specs))
+        return self._kvd.post(se.Acquired(_ref(tenancy), layer, load_specs(loads)))
 
     def await_loads(
         self,
@@ -276,6 +329,7 @@ class FakeDesk:
         kinds = self._kvd.holds(tenancy.slot)
         if "compute" in kinds:
             self._kvd.post(se.LoadEnded(ref, False))
+            self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
             self._kvd.post(se.Computed(ref, False))
 
     def check_loaded(self, tenancy: Tenancy) -> None:
@@ -284,7 +338,9 @@ class FakeDesk:
     def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """See `Desk`."""
         damaged = tuple(se.BadSum(one.block, one.expected, one.got) for one in bad)
-        return self._kvd.post(se.LoadEnded(_ref(tenancy), ok, damaged))
+        ticket = self._kvd.post(se.LoadEnded(_ref(tenancy), ok, damaged))
+        self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
+        return ticket
 
     def written(
         self,
@@ -293,14 +349,18 @@ class FakeDesk:
         saves: Sequence[SaveItem] = (),
         reads: Sequence[ReadItem] = (),
         deadline_s: float | None = None,
+        *,
+        kept: KeptStep | None = None,
     ) -> Ticket:
         """See `Desk`."""
-        specs = tuple(
-            se.SaveSpec(it.saver, tuple(it.blocks), tuple(it.tokens), tuple(it.requests))
-            for it in saves
-        )
+        specs, number = save_specs(saves), 0
+        kept = self._begin_copies(kept, len(saves))
+        if kept is not None:
+            self._kept_saves[tenancy.slot, tenancy.epoch] = kept
+            if kept.is_kept and kept.saves == list(saves):
+                specs, number = (), kept.number
         offered = tuple(read_spec(layer, it) for it in reads)
-        return self._announce(tenancy, se.Written(_ref(tenancy), layer, specs, offered))
+        return self._announce(tenancy, se.Written(_ref(tenancy), layer, specs, offered, number))
 
     def _announce(self, tenancy: Tenancy, event: se.Written) -> Ticket:
         kvd = self._kvd
@@ -329,6 +389,9 @@ class FakeDesk:
     def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
         """See `Desk`."""
         use = tenancy.slot, tenancy.epoch
+        kept = self._kept_saves.get(use)
+        if kept is not None and kept.is_kept:
+            return
         with self._kvd._lock:
             self._kvd._lock.wait_for(lambda: self._saves[use].code != "span_busy", deadline_s)
         code = self._saves[use].code
@@ -346,7 +409,9 @@ class FakeDesk:
         rides: bool = False,
     ) -> Ticket:
         """See `Desk`."""
-        return self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
+        ticket = self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
+        self._end_copies(self._kept_saves.pop((tenancy.slot, tenancy.epoch), None))
+        return ticket
 
 
 def _ref(tenancy: Tenancy) -> SlotRef:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_shim.client import Ticket
+from engine_shim.client import KeptStep, KvdRefused, Ticket
 from engine_shim.load_failures import OF_ONE_REQUEST
 from engine_shim.steps import StepFailed, StepRequest, Target
 from engine_shim.testing import Hang, Rule
@@ -236,7 +236,7 @@ def test_of_a_failed_request_nothing_more_is_saved(make: Make) -> None:
 class _Unheard(Ticket):
     """An answer for which a step waits in vain, although its save goes on."""
 
-    def then(self, call: Callable[[], None]) -> None:
+    def then(self, call: Callable[[], None], *, rides: bool = False) -> None:
         call()
 
 
@@ -246,6 +246,7 @@ def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
     """From then on the end of the request, which comes another way, refuses none of them."""
     engine = make((), deadline_s=SHORT_S)
     written = engine.kvd.slots.written
+    monkeypatch.setattr(engine.kvd.slots, "open_step", _busy)
 
     def unheard(*args: object, **more: object) -> Ticket:
         written(*args, **more)  # type: ignore[arg-type]
@@ -256,6 +257,26 @@ def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
     report = engine.step((engine.request(pooled, 0, 6), TEXT))
     assert report is not None
     assert report.failed["a"].code == "deadline_exceeded"
+
+
+def _busy(*args: object) -> KeptStep:
+    raise KvdRefused("busy", what="steps", limit=0)
+
+
+def test_a_step_whose_blocks_are_kept_waits_for_no_answer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make((), deadline_s=SHORT_S)
+    written = engine.kvd.slots.written
+
+    def unheard(*args: object, **more: object) -> Ticket:
+        written(*args, **more)  # type: ignore[arg-type]
+        return Ticket(threading.Lock(), 1)
+
+    monkeypatch.setattr(engine.kvd.slots, "written", unheard)
+    pooled = engine.admit("a", TEXT)
+    assert engine.step((engine.request(pooled, 0, 6), TEXT)) is None
+    engine.kvd.wait_all_free()
 
 
 def test_blocks_of_heard_saves_stay_when_the_request_ends(make: Make) -> None:
