@@ -7,8 +7,9 @@ Loads that begin later do not overtake it: they may be waiting for its very slot
 
 from __future__ import annotations
 
-import threading
 from typing import Final
+
+from engine_shim.conditions import Condition
 
 HOLD_SECONDS: Final = 0.1
 """Longest time that a save waits for loads: one that hangs must not keep the slots of others."""
@@ -19,7 +20,7 @@ class CopyOrder:
 
     def __init__(self) -> None:
         """Nothing is copied."""
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._loads_begun = 0
         self._loads_ended = 0
         self._saves_open = 0

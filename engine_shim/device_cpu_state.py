@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine_shim.conditions import Condition
 from engine_shim.device import (
     Complete,
     DeviceCode,
@@ -23,7 +24,7 @@ class SharedState:
         """Count from 0; `device` names it in errors."""
         self.device = device
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         self._counts = dict.fromkeys(
             ("submitted", "completed", "failed", "cancelled", "host_waits"), 0
         )

@@ -66,9 +66,11 @@ class _Copy:
 
     def _submit(self) -> None:
         spans = self._spans
-        triples = spans.buffer if self._triples is None else self._triples
+        triples, dst, src = spans.unshifted if self._triples is None else (self._triples, 0, 0)
         lists = (spans.counts, spans.sums) if isinstance(spans, SummedSpans) else (None, None)
-        self._ticket = self._queue.submit(*self._ends, triples, *lists, threads=self.threads)
+        self._ticket = self._queue.submit(
+            *self._ends, triples, *lists, threads=self.threads, dst_shift=dst, src_shift=src
+        )
 
     def run(self) -> DeviceError | None:
         """Wait until it has ended; it is started before where it was not."""

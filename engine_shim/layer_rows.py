@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from engine_shim.copy_plan import CopyPlan
 from engine_shim.ring import pool_rows, slot_rows
-from engine_shim.steps import StepRequest
+from engine_shim.steps import Missing, StepRequest
 from kvd.plan.layout import BlockLayout
 from kvd.plan.runs import BlockRows, add_rows
 from kvd.plan.sums import add_block_groups, add_group, is_summed
 from kvd.wire.layout import DeviceLayout
 from kvd.wire.slot_items import LoadItem, ReadItem, SaveItem
 from kvd.wire.sum_layout import SumView
+
+Key = TypeVar("Key")
 
 SAVER = "save"
 """Name of a tenancy's one save."""
@@ -60,6 +63,19 @@ class SlotContents:
             content.tokens.pop(request, None)
 
 
+_Place = tuple[int, int, tuple[tuple[int, int, int, int], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made(Generic[Key]):
+    """A plan without checksums: that of the same rows in another layer differs by two offsets."""
+
+    key: Key
+    layer: int
+    slot: int
+    plan: CopyPlan
+
+
 class LayerRows:
     """Addresses of a worker's rows: slots on one side, pool blocks on the other."""
 
@@ -78,6 +94,68 @@ class LayerRows:
         self._shard = shard
         self._opaque = opaque
         self.block_tokens = blocks.block_tokens
+        self._places: dict[tuple[int, int], _Place] = {}
+        self._last_save: _Made[tuple[StepRequest, ...]] | None = None
+        self._last_load: _Made[Missing] | None = None
+
+    def save_plan(
+        self, layer: int, slot: int, requests: tuple[StepRequest, ...], mode: str
+    ) -> CopyPlan:
+        """The copies of a layer's new rows from its slot into the pool; mode as in `add_save`."""
+        if mode == "off":
+            last = self._last_save
+            if last is not None and last.key == requests:
+                shift = self._shift(last, layer, slot)
+                if shift is not None:
+                    return _moved(last.plan, shift[1], shift[0])
+        plan = CopyPlan()
+        for request in requests:
+            self.add_save(plan, layer, slot, request, mode)
+        if mode == "off":
+            self._last_save = _Made(requests, layer, slot, plan)
+        return plan
+
+    def load_plan(self, layer: int, slot: int, missing: Missing, sums: SumView | None) -> CopyPlan:
+        """The copies of what a slot lacks from the pool into it; sums as in `add_load`."""
+        if sums is None:
+            last = self._last_load
+            if last is not None and last.key == missing:
+                shift = self._shift(last, layer, slot)
+                if shift is not None:
+                    return _moved(last.plan, *shift)
+        plan = CopyPlan()
+        for request, have in missing:
+            self.add_load(plan, layer, slot, request, have, sums)
+        if sums is None:
+            self._last_load = _Made(missing, layer, slot, plan)
+        return plan
+
+    def _shift(self, made: _Made[Key], layer: int, slot: int) -> tuple[int, int] | None:
+        """How far slot and pool rows of a layer are from those of a plan, None for otherwise laid
+        out ones."""
+        before, here = self._place(made.layer, made.slot), self._place(layer, slot)
+        if before[2] != here[2]:
+            return None
+        return here[0] - before[0], here[1] - before[1]
+
+    def _place(self, layer: int, slot: int) -> _Place:
+        """Where rows of a layer lie: in the slot, in the pool, and each part from there on."""
+        place = self._places.get((layer, slot))
+        if place is None:
+            parts = [
+                (
+                    slot_rows(self._layout, slot, span.part, ()),
+                    pool_rows(self._blocks, layer, self._shard, span.part, ()),
+                )
+                for span in self._blocks.spans(layer, self._shard)
+            ]
+            in_slot, in_pool = parts[0][0].base, parts[0][1].base
+            shape = tuple(
+                (here.base - in_slot, here.block_stride, there.base - in_pool, here.row_bytes)
+                for here, there in parts
+            )
+            place = self._places[layer, slot] = in_slot, in_pool, shape
+        return place
 
     def load_item(self, request: StepRequest, have: int) -> LoadItem:
         """The blocks behind rows [have, num_computed), as kvd must know them."""
@@ -235,6 +313,13 @@ class LayerRows:
             in_pool = pool_rows(self._blocks, layer, self._shard, span.part, request.pool_blocks)
             parts.append((in_pool, in_slot))
         return parts
+
+
+def _moved(plan: CopyPlan, dst: int, src: int) -> CopyPlan:
+    """The same copies, so many bytes away."""
+    moved = CopyPlan()
+    moved.plain = plan.plain.shifted(dst, src)
+    return moved
 
 
 def _whole_blocks(start: int, end: int, size: int) -> range:

@@ -269,11 +269,7 @@ class Loader:
 
     def _plan(self, layer: int, slot: int, missing: Missing) -> CopyPlan:
         """The copies; made once kvd keeps the blocks, since only then their checksums stand."""
-        plan = CopyPlan()
-        sums = self._client.span_sums()
-        for request, have in missing:
-            self._rows.add_load(plan, layer, slot, request, have, sums)
-        return plan
+        return self._rows.load_plan(layer, slot, missing, self._client.span_sums())
 
     def _ended(
         self, step: Step, layer: int, plan: CopyPlan, started: int, failure: DeviceError | None

@@ -127,9 +127,8 @@ class Saver:
 
     def _copy(self, task: SaveTask, state: LayerState) -> None:
         assert state.tenancy is not None
-        plan, mode = CopyPlan(), self._client.checksums
-        for request in task.requests:
-            self._rows.add_save(plan, task.layer, state.tenancy.slot, request, mode)
+        slot, mode = state.tenancy.slot, self._client.checksums
+        plan = self._rows.save_plan(task.layer, slot, task.requests, mode)
         self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
         pool = pool_of(self._client, state.tenancy)
         if pool is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine_shim.client import KeptStep, KvdRefused, Tenancy, Ticket
+from engine_shim.conditions import Condition
 from engine_shim.device import DeviceError, Event
 from kvd.plan.sums import BadSpan
 from kvd.wire.slot_items import LoadItem, SaveItem
@@ -168,7 +169,7 @@ class Step:
         self.is_shed = False
         self.end = end
         self.layers = [LayerState() for _ in range(num_layers)]
-        self._lock = threading.Condition()
+        self._lock = Condition()
         self._reached = -1
         self._failure: StepFailed | None = None
         self._failed: dict[str, StepFailed] = {}

@@ -33,6 +33,7 @@ from engine_shim.client.retired import RetiredMappings
 from engine_shim.client.slots import SlotBooks
 from engine_shim.client.tickets import Ticket
 from engine_shim.client.wakeup import Wakeup
+from engine_shim.conditions import Condition
 from kvd.wire.codec import Codec
 from kvd.wire.messages import ClientFrame
 from kvd.wire.slot_items import SlotItem
@@ -102,9 +103,9 @@ class Core:
         self.path = path
         self.pid = os.getpid()
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         """State or session changed."""
-        self.room = threading.Condition(self.lock)
+        self.room = Condition(self.lock)
         """A request ended, or events were acknowledged."""
         self.wakeup = Wakeup()
         self.sender: Callable[[], None] | None = None

@@ -151,10 +151,20 @@ class CopyQueue:
         spans: Sequence[int],
         counts: Sequence[int] = (),
         sums: MutableSequence[int] | None = None,
+        *,
+        dst_shift: int = 0,
+        src_shift: int = 0,
     ) -> int:
-        """Queue a copy; return its ticket. Raises ValueError once closed."""
+        """Queue a copy; return its ticket. Raises ValueError once closed.
+
+        Args: dst_shift, src_shift: bytes added to each destination that is one, and each source.
+        """
         if self._closed:
             raise ValueError("the queue is closed")
+        spans = list(spans)
+        for at in range(0, len(spans), 3):
+            spans[at] += dst_shift if spans[at] != NOT_COPIED else 0
+            spans[at + 1] += src_shift
         own_spans, own_counts, own_sums = list(spans), list(counts), list(sums or ())
 
         def run() -> Callable[[], int]:

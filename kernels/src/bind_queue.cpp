@@ -23,7 +23,8 @@ reference.py::CopyQueue.)";
 constexpr const char* kSubmitDoc =
     R"(Queue a copy as of copy_spans, or as of copy_sums with counts and sums; return its ticket.
 
-spans, counts and what sums continue from are copied here; sums is borrowed until `finish` has
+The shifts are bytes that are added to each dst_offset (not to NOT_COPIED) and src_offset. spans,
+counts and what sums continue from are copied here; sums is borrowed until `finish` has
 written it, and a copy that fails leaves it as it is. Mappings, ranges and counts are looked at when
 the copy's turn comes: what is wrong with them, `finish` raises.
 
@@ -59,7 +60,8 @@ class PyCopyQueue {
   }
 
   uint64_t submit(const Mapping& dst, const Mapping& src, nb::handle spans, nb::handle counts,
-                  nb::handle sums, const std::string& kernel, nb::handle threads);
+                  nb::handle sums, const std::string& kernel, nb::handle threads, int64_t dst_shift,
+                  int64_t src_shift);
   uint64_t finish(uint64_t ticket);
   bool cancel(uint64_t ticket);
   uint64_t wait(uint64_t seen);
@@ -73,13 +75,19 @@ class PyCopyQueue {
 
 uint64_t PyCopyQueue::submit(const Mapping& dst, const Mapping& src, nb::handle spans,
                              nb::handle counts, nb::handle sums, const std::string& kernel,
-                             nb::handle threads) {
+                             nb::handle threads, int64_t dst_shift, int64_t src_shift) {
   const size_t team = team_size(threads);
   const CopyKernel kernels = find_copy_kernel(kernel);
   const Bytes bytes(spans, "spans");
   require_rows(bytes, 3, kTriples);
   if (counts.is_none() != sums.is_none()) throw nb::type_error("give both counts and sums or none");
-  auto own = std::make_shared<const std::vector<Span>>(private_copy<Span>(bytes));
+  std::vector<Span> moved = private_copy<Span>(bytes);
+  for (Span& span : moved) {
+    // What lies beyond both ends of the address space is outside any mapping.
+    if (span.dst != kNotCopied) span.dst += static_cast<uint64_t>(dst_shift);
+    span.src += static_cast<uint64_t>(src_shift);
+  }
+  auto own = std::make_shared<const std::vector<Span>>(std::move(moved));
   const auto to = dst.region, from = src.region;
   if (counts.is_none()) {
     return queue_->submit([=](CopyTeam& helpers) { return run_copy(to, from, *own, kernels.copy, helpers, team); });
@@ -130,9 +138,11 @@ void bind_queue(nb::module_& module) {
       .def("submit", &PyCopyQueue::submit, nb::arg("dst"), nb::arg("src"), nb::arg("spans"),
            nb::arg("counts").none() = nb::none(), nb::arg("sums").none() = nb::none(),
            nb::kw_only(), nb::arg("kernel") = "auto", nb::arg("threads") = 1,
+           nb::arg("dst_shift") = 0, nb::arg("src_shift") = 0,
            nb::sig("def submit(self, dst: Mapping, src: Mapping, spans: Buffer, "
                    "counts: Buffer | None = None, sums: Buffer | None = None, *, "
-                   "kernel: str = \"auto\", threads: int = 1) -> int"),
+                   "kernel: str = \"auto\", threads: int = 1, dst_shift: int = 0, "
+                   "src_shift: int = 0) -> int"),
            kSubmitDoc)
       .def("finish", &PyCopyQueue::finish, nb::arg("ticket"), kFinishDoc)
       .def("cancel", &PyCopyQueue::cancel, nb::arg("ticket"), kCancelDoc)

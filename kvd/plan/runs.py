@@ -16,7 +16,15 @@ class CopySpans:
     def __init__(self) -> None:
         """Nothing to copy yet."""
         self._triples = array("Q")
+        self._shift = (0, 0)
         self.num_bytes = 0
+
+    def shifted(self, dst: int, src: int) -> CopySpans:
+        """The same pieces with both ends moved by so many bytes; neither is added to any more."""
+        spans = CopySpans()
+        spans._triples, spans.num_bytes = self._triples, self.num_bytes
+        spans._shift = (self._shift[0] + dst, self._shift[1] + src)
+        return spans
 
     def add(self, dst: int, src: int, nbytes: int) -> None:
         """Add a piece; it is joined to the last one when both ends continue it."""
@@ -47,7 +55,17 @@ class CopySpans:
     @property
     def buffer(self) -> array[int]:
         """Native u64 triples, as `kvd_kernels.host.copy_spans` takes them."""
+        if any(self._shift):
+            triples = self._triples[:]
+            for end, shift in enumerate(self._shift):
+                triples[end::3] = array("Q", [at + shift for at in triples[end::3]])
+            self._triples, self._shift = triples, (0, 0)
         return self._triples
+
+    @property
+    def unshifted(self) -> tuple[array[int], int, int]:
+        """Triples, and what is to be added to each destination and source: for who adds faster."""
+        return self._triples, *self._shift
 
     def __len__(self) -> int:
         return len(self._triples) // 3
@@ -69,6 +87,10 @@ class SummedSpans(CopySpans):
         super().__init__()
         self.counts = array("I")
         self.sums = array("I")
+
+    def shifted(self, dst: int, src: int) -> CopySpans:
+        """Raises TypeError: the checksums are those of one copy."""
+        raise TypeError("pieces with checksums belong to one copy")
 
     def begin_group(self) -> None:
         """What is added from now on is summed together."""
