@@ -107,7 +107,7 @@ def copy_sums(
         raise ValueError("counts, sums and spans do not add up")
     triples = list(zip(spans[0::3], spans[1::3], spans[2::3], strict=True))
     for number, (to, start, count) in enumerate(triples):
-        if to == NOT_COPIED and start + count > len(src):
+        if start + count > len(src) or (to != NOT_COPIED and to + count > len(dst)):
             raise IndexError(f"span {number} does not fit")
     before = bytes(src)
     copied = [word for triple in triples if triple[0] != NOT_COPIED for word in triple]

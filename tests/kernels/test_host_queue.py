@@ -174,12 +174,18 @@ def test_any_copies_are_as_the_reference_says(
         dst, src = draw.sample(range(2), 2)
         spans = array("Q")
         for part in range(4):  # the last may lie outside
-            start = draw.randrange(size - 500 if part < 3 else size + 200)
-            spans.extend((part * 1024 + draw.randrange(500), start, draw.randrange(500)))
+            start = draw.randrange(size - 900 if part < 3 else size - 200)
+            spans.extend((part * 1024 + draw.randrange(480), start, draw.randrange(500)))
+        shift = {"dst_shift": draw.choice((0, 5, -5)), "src_shift": draw.choice((0, 64, -300))}
+        for at in range(0, 12, 3):
+            spans[at] += 5
+            spans[at + 1] += 300
+        if number % 2 and draw.random() < 0.3:
+            spans[0] = reference.NOT_COPIED
         lists = (words(1, 3), sums[number]) if number % 2 else ()
         model_lists: tuple[Any, ...] = ((1, 3), model_sums[number]) if number % 2 else ()
-        ticket = queue.submit(regions[dst], regions[src], spans, *lists, kernel=kernel)
-        assert model.submit(models[dst], models[src], spans, *model_lists) == ticket
+        ticket = queue.submit(regions[dst], regions[src], spans, *lists, kernel=kernel, **shift)
+        assert model.submit(models[dst], models[src], spans, *model_lists, **shift) == ticket
         open_tickets.append(ticket)
         while open_tickets and draw.random() < 0.4:
             ticket = open_tickets.pop(draw.randrange(len(open_tickets)))

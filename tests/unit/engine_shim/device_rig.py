@@ -90,7 +90,10 @@ class SteppedQueue:
         sums: None = None,
         *,
         threads: int = 1,
+        dst_shift: int = 0,
+        src_shift: int = 0,
     ) -> int:
+        assert not (dst_shift or src_shift)
         with self._changed:
             if self.refusals:
                 self.refusals -= 1

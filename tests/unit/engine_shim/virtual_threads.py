@@ -196,8 +196,10 @@ def virtual_threads(device: VirtualDevice) -> Iterator[Baton]:
         return layer(acquired=events[0], loaded=events[1], saved=events[2])
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (copy_order, copy_threads, saver, steps, fake_kvd):
+        for module in (copy_threads, saver, steps, fake_kvd):
             patch.setattr(module, "threading", threads)
+        for module in (copy_order, steps):
+            patch.setattr(module, "Condition", threads.Condition)
         for module in (copy_threads, loader, pipeline, saver, steps, fake_kvd):
             patch.setattr(module, "time", clock)
         patch.setattr(copy_threads, "queue", SimpleNamespace(SimpleQueue=lambda: Queue(baton)))

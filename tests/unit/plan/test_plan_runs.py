@@ -86,3 +86,22 @@ def test_whole_blocks_count_in_their_group() -> None:
     assert list(spans.buffer) == [60, 140, 8, 20, 148, 8, 40, 156, 6]
     assert list(spans.counts) == [3]
     assert spans.num_bytes == 22
+
+
+def test_shifted_spans_are_the_same_pieces_elsewhere() -> None:
+    spans = CopySpans()
+    spans.add(100, 10, 5)
+    spans.add(200, 30, 7)
+    away = spans.shifted(1000, -10).shifted(0, 5)
+    assert away.num_bytes == 12
+    assert len(away) == 2
+    assert away.unshifted == (spans.buffer, 1000, -5)
+    assert list(away.buffer) == [1100, 5, 5, 1200, 25, 7]
+    assert away.unshifted == (away.buffer, 0, 0)
+    assert list(spans.buffer) == [100, 10, 5, 200, 30, 7]
+
+
+def test_pieces_with_checksums_are_not_shifted() -> None:
+    """Their sums are of one copy, and would be those of the last one."""
+    with pytest.raises(TypeError, match="one copy"):
+        SummedSpans().shifted(1, 1)
