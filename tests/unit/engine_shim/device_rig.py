@@ -93,7 +93,7 @@ class SteppedQueue:
         dst_shift: int = 0,
         src_shift: int = 0,
     ) -> int:
-        assert not (dst_shift or src_shift)
+        assert (dst_shift, src_shift) == (0, 0)
         with self._changed:
             if self.refusals:
                 self.refusals -= 1

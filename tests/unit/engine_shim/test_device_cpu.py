@@ -330,9 +330,9 @@ def test_only_a_large_copy_has_several_threads(
     teams: list[int] = []
 
     class Queue(CopyQueue):
-        def submit(self, *lists: Any, kernel: str = "auto", threads: int = 1) -> int:
+        def submit(self, *lists: Any, threads: int = 1, **options: Any) -> int:
             teams.append(threads)
-            return super().submit(*lists, kernel=kernel, threads=threads)
+            return super().submit(*lists, threads=threads, **options)
 
     monkeypatch.setattr(device_cpu_stream, "CopyQueue", Queue)
     device = CpuDevice(copy_threads=2)
