@@ -32,8 +32,8 @@ Args:
     src: mapping read from; may be dst, or map the same file.
     spans: see above.
     kernel: "auto", or one of copy_kernels().
-    threads: 1 to 16 that share the spans out in pieces of at least 256 KiB, in no order then; the calling
-        one and helpers that live as long as the call.
+    threads: 1 to 16 that share the spans out in pieces of 256 KiB or more, in no order then; the
+        calling one and helpers that live as long as the call.
 
 Raises:
     IndexError: names the first span that does not fit a mapping.

@@ -90,7 +90,9 @@ uint64_t PyCopyQueue::submit(const Mapping& dst, const Mapping& src, nb::handle 
   auto own = std::make_shared<const std::vector<Span>>(std::move(moved));
   const auto to = dst.region, from = src.region;
   if (counts.is_none()) {
-    return queue_->submit([=](CopyTeam& helpers) { return run_copy(to, from, *own, kernels.copy, helpers, team); });
+    return queue_->submit([=](CopyTeam& helpers) {
+      return run_copy(to, from, *own, kernels.copy, helpers, team);
+    });
   }
   auto groups = std::make_unique<Groups>(counts, sums);
   const uint64_t ticket = queue_->submit([=, group_sums = groups->own](CopyTeam& helpers) {

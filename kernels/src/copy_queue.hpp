@@ -19,8 +19,8 @@ namespace kvd {
 
 class CopyQueue {
  public:
-  // Copies, with the helpers of the queue's thread, and returns the bytes moved; what it throws is the
-  // outcome of its ticket.
+  // Copies, with the helpers of the queue's thread, and returns the bytes moved; what it throws is
+  // the outcome of its ticket.
   using Work = std::function<uint64_t(CopyTeam& team)>;
 
   struct Job;

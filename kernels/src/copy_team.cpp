@@ -1,5 +1,7 @@
 #include "copy_team.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <system_error>
 
@@ -24,6 +26,8 @@ uint64_t batch_bytes(std::span<const Span> spans, size_t threads) noexcept {
 // of a stream follow one another as closely, and to be woken takes longer.
 constexpr int64_t kSpinNs = 30'000;
 
+constexpr int kNice = 8;
+
 template <typename Ready>
 bool spin(const Ready& ready) noexcept {
   const int64_t end = monotonic_ns() + kSpinNs;
@@ -43,9 +47,9 @@ struct Batch {
   size_t num_groups;
 };
 
-// The CPUs that a helper may use. Where the others are busy for the moment in which it is woken, the
-// kernel puts it on that of its caller, and both take turns until the next balancing, which is about
-// as long as a whole copy takes.
+// The CPUs that a helper may use. Where the others are busy for the moment in which it is woken,
+// the kernel puts it on that of its caller, and both take turns until the next balancing, which is
+// about as long as a whole copy takes.
 class OwnCpus {
  public:
   OwnCpus() noexcept { known_ = sched_getaffinity(0, sizeof allowed_, &allowed_) == 0; }
@@ -143,6 +147,9 @@ void CopyTeam::await_helpers() {
 }
 
 void CopyTeam::help() {
+  // A helper takes what is left of the CPUs: whoever keeps the books goes first. Where that may not
+  // be said, it shares with them.
+  setpriority(PRIO_PROCESS, 0, kNice);
   OwnCpus cpus;
   uint64_t seen = 0;
   while (true) {

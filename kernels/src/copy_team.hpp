@@ -46,7 +46,6 @@ class CopyTeam {
 
   void help();
   void await_helpers();
-  void leave();
 
   std::mutex mutex_;
   Condition came_;  // a task, or the end
