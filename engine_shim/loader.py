@@ -101,8 +101,7 @@ class Loader:
     def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
         state = step.layers[layer]
         missing = self._missing(step, layer, slot, is_bound)
-        kept = self._kept(step) if missing else None
-        state.tenancy, ticket = self._take(step, layer, slot, missing, kept)
+        state.tenancy, ticket = self._take(step, layer, slot, missing, step.kept_loads)
         self._contents.occupy(slot, layer)
         if not missing:
             state.loaded.set()
@@ -110,17 +109,6 @@ class Loader:
             return
         plan = self._early(layer, slot, missing)
         ticket.then(partial(self._answered, step, layer, missing, plan, ticket))
-
-    def _kept(self, step: Step) -> KeptStep | None:
-        """The step that keeps what is loaded, once kvd said so; None: each layer asks."""
-        kept = step.kept_loads
-        while kept is not None and step.failure is None:
-            code = kept.answer.wait(min(AWAY_S, step.seconds_left()))
-            if not code:
-                return kept
-            if code != "deadline_exceeded" or step.seconds_left() == 0:
-                step.kept_loads, kept = None, None
-        return None
 
     def _early(self, layer: int, slot: int, missing: Missing) -> CopyPlan | None:
         """The copies, before kvd has answered; None where checksums stand only then."""
@@ -137,8 +125,20 @@ class Loader:
         if ticket.is_settled and not ticket.code:
             self._device.bind_thread()
             self._submit(step, layer, missing, plan)
+            return
+        own = self._own_answer(step, layer)
+        if own is not None and own is not ticket:
+            # Its step is not kept: then it depends on what kvd says to this layer.
+            own.then(partial(self._answered, step, layer, missing, plan, own))
         else:
             self._again.put(partial(self._ask_again, step, layer, missing, ticket))
+
+    def _own_answer(self, step: Step, layer: int) -> Ticket | None:
+        state = step.layers[layer]
+        with suppress(KvdRefused):
+            if state.tenancy is not None:
+                return self._client.slots.asked(state.tenancy)
+        return None
 
     def _ask_again(self, step: Step, layer: int, missing: Missing, ticket: Ticket) -> None:
         state = step.layers[layer]

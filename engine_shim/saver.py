@@ -75,10 +75,13 @@ class Saver:
         self._order.save_begins()
         state = task.step.layers[task.layer]
         assert state.tenancy is not None
+        # Planned while kvd answers.
+        slot, mode = state.tenancy.slot, self._client.checksums
+        plan = self._rows.save_plan(task.layer, slot, task.requests, mode)
         answer = self._client.slots.may_save(state.tenancy, SAVER)
-        answer.then(partial(self._answered, task, answer))
+        answer.then(partial(self._answered, task, plan, answer))
 
-    def _answered(self, task: SaveTask, answer: Ticket) -> None:
+    def _answered(self, task: SaveTask, plan: CopyPlan, answer: Ticket) -> None:
         """Begin the save in the thread that heard kvd's yes, unless it would have to wait.
 
         Waking the saver takes as long as all that there is to do. Saves begin in their order: once
@@ -88,23 +91,23 @@ class Saver:
         armed = task.step.layers[task.layer].armed
         if not is_yes and armed is not None and armed is not answer:
             # Its step is not kept: then it depends on what kvd says to this layer.
-            armed.then(partial(self._answered, task, armed))
+            armed.then(partial(self._answered, task, plan, armed))
             return
         if is_yes and self._order.may_save and self._turn.acquire(blocking=False):
             try:
                 if not self._queued:
                     self._device.bind_thread()
-                    self._run(task)
+                    self._run(task, plan)
                     return
             finally:
                 self._turn.release()
         with self._lock:
             self._queued += 1
-        self._thread.put(partial(self._run_queued, task))
+        self._thread.put(partial(self._run_queued, task, plan))
 
-    def _run_queued(self, task: SaveTask) -> None:
+    def _run_queued(self, task: SaveTask, plan: CopyPlan) -> None:
         with self._turn:
-            self._run(task)
+            self._run(task, plan)
             with self._lock:
                 self._queued -= 1
 
@@ -117,18 +120,16 @@ class Saver:
         with suppress(DeviceError):
             self._stream.close(int(left * 1e9))
 
-    def _run(self, task: SaveTask) -> None:
+    def _run(self, task: SaveTask, plan: CopyPlan) -> None:
         state = task.step.layers[task.layer]
         try:
-            self._copy(task, state)
+            self._copy(task, state, plan)
         except (KvdRefused, DeviceError) as error:
             self._lose(task, as_step_failure(error))
             self._tell(state, ok=False)
 
-    def _copy(self, task: SaveTask, state: LayerState) -> None:
+    def _copy(self, task: SaveTask, state: LayerState, plan: CopyPlan) -> None:
         assert state.tenancy is not None
-        slot, mode = state.tenancy.slot, self._client.checksums
-        plan = self._rows.save_plan(task.layer, slot, task.requests, mode)
         self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
         pool = pool_of(self._client, state.tenancy)
         if pool is None:
@@ -180,8 +181,11 @@ class Saver:
         self._order.save_ended()
         rides = ok and self._alone and self._order.saves_open > 0
         assert state.tenancy is not None
+        # Who waits for the save goes on while it is sent: what is said then comes behind it.
         with suppress(KvdRefused):
-            self._client.slots.save_ended(state.tenancy, SAVER, ok, sums=sums, rides=rides)
+            self._client.slots.save_ended(
+                state.tenancy, SAVER, ok, sums=sums, rides=rides, posted=state.saved.set
+            )
         state.saved.set()
 
 

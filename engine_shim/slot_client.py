@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine_shim.client import KeptStep, Tenancy, Ticket
@@ -44,6 +44,9 @@ class Desk(Protocol):
 
         Raises: SlotQuarantined, KvdRefused.
         """
+
+    def asked(self, tenancy: Tenancy) -> Ticket:
+        """kvd's answer to the `begin` of the tenancy alone, whatever it says to its step."""
 
     def await_loads(
         self,
@@ -118,8 +121,9 @@ class Desk(Protocol):
         sums: bytes = b"",
         *,
         rides: bool = False,
+        posted: Callable[[], None] = ...,
     ) -> Ticket:
-        """A save has ended."""
+        """A save has ended; `posted` is called before it is sent."""
 
 
 class SlotClient(Protocol):

@@ -6,7 +6,6 @@ Where that is refused, or does not fit the step, each layer is asked for alone.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
 
 from engine_shim.client import KvdRefused
 from engine_shim.layer_rows import LayerRows
@@ -14,9 +13,6 @@ from engine_shim.pipeline_types import PipelineOptions
 from engine_shim.slot_client import SlotClient
 from engine_shim.steps import Step
 from kvd.plan.ring import RingPlan
-
-LAYERS_MIN: Final = 3
-"""Steps of fewer layers gain nothing: they have been announced before the answer comes."""
 
 
 class StepKeeper:
@@ -34,7 +30,7 @@ class StepKeeper:
         Not where others copy the same spans, or read the rows remotely: there only kvd can say
         when each layer may be copied.
         """
-        if ring.num_layers < LAYERS_MIN or self._options.shares_spans:
+        if self._options.shares_spans:
             return
         if not self._client.is_attached or any(request.targets for request in step.live):
             return

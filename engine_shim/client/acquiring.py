@@ -106,9 +106,10 @@ class Acquiring(Announcements):
             boot_id: life of kvd that the blocks are of, None for the present one.
             early: a slot whose last tenancy was offered to nobody, and ended by our own word, is
                 taken without waiting until kvd has heard it.
-            kept: an open step with a yes, which keeps all blocks of `loads`.
+            kept: an open step that keeps all blocks of `loads`, once kvd has said so.
         Returns: the tenancy, and kvd's answer, that to the step where it still counts. After a yes
-            the loads may start; otherwise `await_loads` comes first, or gives the slot back.
+            the loads may start. Otherwise, of a step, only kvd's answer to this layer counts (see
+            `asked`); and where that is none, `await_loads` comes first, or gives the slot back.
         Raises: KvdRefused; the slot is not taken:
             slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
             pool_lost: the blocks of `loads` are of an earlier life of kvd.
@@ -122,13 +123,24 @@ class Acquiring(Announcements):
             raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
         core.await_event_room(end)
         kept = kept if loads else None
-        is_whole = kept is not None and kept.loads == list(loads)
+        is_whole = kept is not None and kept.is_kept and kept.loads == list(loads)
         sizes = self._checked(AcquiredItem(slot, EPOCH_MAX, layer, [] if is_whole else list(loads)))
         wanted = _Wanted(slot, layer, loads, boot_id, end, early, kept, is_whole, sizes)
         tenancy, ticket, is_awaited = self._take(wanted)
         if is_awaited:
             core.send()
         return tenancy, ticket
+
+    def asked(self, tenancy: Tenancy) -> Ticket:
+        """kvd's answer to the `begin` of the present tenancy, whatever it says to its step.
+
+        Raises: KvdRefused(tenancy_misused).
+        """
+        core = self._core
+        with core.lock:
+            ticket = core.books.use_of(tenancy).acquired
+        assert ticket is not None
+        return ticket
 
     def await_loads(
         self,

@@ -13,7 +13,7 @@ The caller reports each step once. What ends something (`load_ended`, `computed`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine_shim.client.acquiring import Acquiring
 from engine_shim.client.errors import KvdRefused
@@ -27,6 +27,10 @@ from kvd.wire.slot_items import (
     PoisonedItem,
     SaveEndedItem,
 )
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 class SlotDesk(Acquiring):
@@ -117,6 +121,7 @@ class SlotDesk(Acquiring):
         sums: bytes = b"",
         *,
         rides: bool = False,
+        posted: Callable[[], None] = _nothing,
     ) -> Ticket:
         """A save has ended; it touches neither slot nor blocks any more.
 
@@ -124,6 +129,7 @@ class SlotDesk(Acquiring):
             tokens: valid ones for each target block, () = as announced in `written`.
             sums: checksum of each target block, as `SaveEndedItem` says; b"" for none.
             rides: nobody waits for kvd to hear it; a later event takes it along.
+            posted: called before it is sent, when nothing that is said later can overtake it.
         Raises: KvdRefused(tenancy_misused).
         """
         core = self._core
@@ -138,6 +144,7 @@ class SlotDesk(Acquiring):
             ticket = self._post_end([item], sizes, closing, rides=rides)
             save.ended, save.ok = ticket, ok
             core.books.ended(use)
+        posted()
         if not rides:
             core.send()
         return ticket

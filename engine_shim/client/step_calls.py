@@ -68,8 +68,9 @@ class StepCalls(GateWaits):
             core.send()
 
     def _counts(self, kept: KeptStep) -> bool:
-        """Whether copies of the step may begin, once it is kept; the lock is held."""
-        return not kept.closes and kept.generation == self._core.generation
+        """Whether copies may name the step: they begin once it is kept. The lock is held."""
+        is_open = not kept.closes and kept.generation == self._core.generation
+        return is_open and not kept.answer.code
 
     def _end_copies(self, kept: KeptStep | None, count: int = 1) -> list[SlotItem]:
         """Copies were reported; what is to be posted behind their ends. Under the lock."""

@@ -176,7 +176,10 @@ def test_any_copies_are_as_the_reference_says(
         for part in range(4):  # the last may lie outside
             start = draw.randrange(size - 900 if part < 3 else size - 200)
             spans.extend((part * 1024 + draw.randrange(480), start, draw.randrange(500)))
-        shift = {"dst_shift": draw.choice((0, 5, -5)), "src_shift": draw.choice((0, 64, -300))}
+        shift: dict[str, Any] = {
+            "dst_shift": draw.choice((0, 5, -5)),
+            "src_shift": draw.choice((0, 64, -300)),
+        }
         for at in range(0, 12, 3):
             spans[at] += 5
             spans[at + 1] += 300

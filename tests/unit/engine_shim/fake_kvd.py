@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine_shim.client import KeptStep, KvdRefused, SlotQuarantined, Tenancy, Ticket
 from engine_shim.gate import AcquiredEpochs
@@ -210,6 +210,7 @@ class FakeDesk:
         self._kept_loads: dict[tuple[int, int], KeptStep] = {}
         self._kept_saves: dict[tuple[int, int], KeptStep] = {}
         self._steps = 0
+        self._asked: dict[tuple[int, int], Ticket] = {}
 
     def open_step(
         self,
@@ -281,19 +282,25 @@ class FakeDesk:
         """See `Desk`."""
         epoch = self._kvd.take(slot, deadline_s or 10.0)
         tenancy = Tenancy(slot, epoch, self._kvd.generation)
-        kept = self._begin_copies(kept, len(loads))
-        if kept is None:
-            return tenancy, self._acquired(tenancy, layer, loads)
-        self._end_copies(kept, len(loads) - 1)
-        self._kept_loads[slot, epoch] = kept
-        if kept.loads == list(loads):
-            self._kvd.post(se.Acquired(_ref(tenancy), layer, (), kept.number))
+        kept = self._begin_copies(kept, 1 if loads else 0)
+        if kept is not None and kept.is_kept and kept.loads == list(loads):
+            event = se.Acquired(_ref(tenancy), layer, (), kept.number)
+            ticket = self._asked[slot, epoch] = self._kvd.post(event)
         else:
-            self._acquired(tenancy, layer, loads)
+            ticket = self._acquired(tenancy, layer, loads)
+        if kept is None:
+            return tenancy, ticket
+        self._kept_loads[slot, epoch] = kept
         return tenancy, kept.answer
 
+    def asked(self, tenancy: Tenancy) -> Ticket:
+        """See `Desk`."""
+        return self._asked[tenancy.slot, tenancy.epoch]
+
     def _acquired(self, tenancy: Tenancy, layer: int, loads: Sequence[LoadItem]) -> Ticket:
-        return self._kvd.post(se.Acquired(_ref(tenancy), layer, load_specs(loads)))
+        ticket = self._kvd.post(se.Acquired(_ref(tenancy), layer, load_specs(loads)))
+        self._asked[tenancy.slot, tenancy.epoch] = ticket
+        return ticket
 
     def await_loads(
         self,
@@ -407,10 +414,12 @@ class FakeDesk:
         sums: bytes = b"",
         *,
         rides: bool = False,
+        posted: Callable[[], None] = lambda: None,
     ) -> Ticket:
         """See `Desk`."""
         ticket = self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
         self._end_copies(self._kept_saves.pop((tenancy.slot, tenancy.epoch), None))
+        posted()
         return ticket
 
 
