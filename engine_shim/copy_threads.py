@@ -1,10 +1,11 @@
 """The threads that move layers between slots and the pool, beside the compute thread.
 
 *Loader* (`loader.py`): takes each layer's slot in order, `lookahead` layers ahead of compute, and
-asks kvd to pin what is loaded into it. *Saver* (`saver.py`): saves layers that were announced: only
-kvd knows whether the target blocks are still this request's. Where kvd says yes, the thread that
-hears it begins the copy; these threads take what has to wait. The ends of copies are told to kvd by
-notifications of the streams, in their order: that only posts slot events, and waits for nobody.
+loads what it lacks. *Saver* (`saver.py`): saves layers that were announced: only kvd knows whether
+the target blocks are still this request's. Both need kvd's yes, to the step or else to the layer.
+Where it has come, the thread that asks begins the copy, else the one that hears it; these threads
+take what has to wait. The ends of copies are told to kvd by notifications of the streams, in their
+order: that only posts slot events, and waits for nobody.
 """
 
 from __future__ import annotations

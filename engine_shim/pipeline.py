@@ -1,17 +1,24 @@
 """Prefill on a few rotating layer buffers: load, gate, write, announce, save, compute, release.
 
-For each layer of a step, in order:
+When a step begins, kvd is asked to keep the blocks that all its layers load and save
+(`step_keeping.py`): a round trip for each step instead of two for each layer. Then, for each layer
+in order:
 
-    loader thread    take the slot (gate word), asking kvd to pin the blocks to load; the compute
-                     thread itself where a step loads nothing
-    client's thread  once kvd has pinned them: begin the copy pool -> slot
+    loader thread    once kvd keeps what the step loads: take the slot (gate word), and begin the
+                     copy pool -> slot; the compute thread itself takes slots where a step loads
+                     nothing
     compute thread   `before_write`: the slot is ours and what it needs is in it
                      write the new rows
                      `written`: announce; from now on saves and remote reads may start
                      attention over the slot's rows
                      `computed`: the computation lets go
-    saver            once kvd has acknowledged the announcement, and the device has finished
-                     writing: copy slot -> pool; begun by the thread that hears the answer
+    saver            once kvd keeps what the step saves, and the device has finished writing:
+                     copy slot -> pool; begun by the compute thread in `written`
+
+All of it is told to kvd, in batches for which nobody waits. Where kvd keeps no step (ranks share
+spans, rows are offered to readers, fewer than three layers, kvd is away or has refused), a load
+waits until kvd has pinned the blocks of its layer, and a save until kvd has acknowledged its
+layer's announcement. Whichever thread hears a yes that was waited for begins the copy.
 
 The slot is free again when kvd has heard the end of all of it, remote reads included; the next
 layer in the same slot waits for that at its gate, *before* its rows are written. Where no reads

@@ -7,6 +7,11 @@ so the books, the event stream and an announcement never contradict each other.
                                   |
                                   +------> computed
 
+    open_step -> yes -> (all of it, for each layer) -> close_step
+
+Loads wait for kvd's yes to `acquire`, saves for that to `written`; those of a step that kvd keeps
+(`step_calls.py`) only for its yes to the step.
+
 The caller reports each step once. What ends something (`load_ended`, `computed`, `save_ended`,
 `poisoned`, `abandon`) never waits and is never refused for want of a connection: it has happened.
 """

@@ -14,6 +14,7 @@ number; kvd applies a number once, and answers every batch with a code for each 
   of reports alone, for whose answer nobody waits, do not hold up one that is waited for.
 * What is posted as *riding* starts no batch for `RIDE_NS`: a later event of the same use of a slot
   is bound to follow, and takes it along. It also goes when somebody waits for its ticket (`push`).
+  Copies of a step that kvd keeps are announced so: their layers go a few at a time.
 * A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
   answered in time sends everything from `base` on again (go back N). Nothing is reordered.
 * kvd answers what it sees again as it answered it first, for the last `items_max` items: no more

@@ -208,6 +208,7 @@ def story(
     kvctl story slot3                          slot 3 of every member, all tenancies
     kvctl story req-17                         a request
     kvctl story block12                        a block of the pool
+    kvctl story 'step 3 of engine0/worker0#1f' a step that keeps blocks
     """
 
     if not name.strip():

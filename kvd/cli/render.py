@@ -22,6 +22,7 @@ from kvd.server.models import (
     RegionView,
     SlotCounts,
     Status,
+    StepCounts,
     TransferCounts,
     WaitView,
 )
@@ -256,7 +257,7 @@ def render_blocks(page: BlockPage) -> RenderableType:
         "block", "state", "tokens", "spans", "hash", "kept by", right=("block", "tokens", "spans")
     )
     for block in page.items:
-        kept = ", ".join(block.pinned_by) or "-"
+        kept = ", ".join((*block.pinned_by, *block.saving_steps)) or "-"
         if block.pins > len(block.pinned_by):
             kept += f" and {block.pins - len(block.pinned_by)} more"
         saves = f" ({block.saves_open} saving)" if block.saves_open else ""
@@ -299,7 +300,8 @@ def _engine_parts(engine: EngineView) -> Iterable[RenderableType]:
 
 
 def _members(members: Sequence[MemberView]) -> Table:
-    made = table("member", "rank", "pid", "state", "silent", "slots", "figures", right=("silent",))
+    names = ("member", "rank", "pid", "state", "silent", "slots", "steps", "figures")
+    made = table(*names, right=("silent",))
     for member in members:
         role = " scheduler" if member.scheduler else ""
         rank = "-" if member.rank is None else str(member.rank)
@@ -310,9 +312,15 @@ def _members(members: Sequence[MemberView]) -> Table:
             word(member.state),
             maybe_seconds(member.silent_seconds),
             _slot_counts(member.slots),
+            _steps(member.steps),
             ", ".join(f"{name} {value:g}" for name, value in member.stats.items()) or "-",
         )
     return made
+
+
+def _steps(counts: StepCounts) -> str:
+    closing = f", {counts.closing} closing" if counts.closing else ""
+    return f"{counts.open} open{closing}" if counts.open or closing else "-"
 
 
 def render_story(page: StoryPage) -> RenderableType:

@@ -39,8 +39,8 @@ class LimitsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         64,
         1,
         1024,
-        "Reads armed for one slot in one step.",
-        at_limit="A step with more is refused with limit_reached before any hold is armed.",
+        "Reads armed for one slot at once.",
+        at_limit="With more, none is armed and limit_reached is the answer.",
     )
     requests_per_engine: int = count_field(
         4096,
@@ -53,8 +53,9 @@ class LimitsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         65_536,
         1,
         1_048_576,
-        "Blocks of one request.",
-        at_limit="A longer request is refused with limit_reached.",
+        "Blocks of one request, and of one step of a member.",
+        at_limit="A longer request is refused with limit_reached; so is a longer step, which is "
+        "then asked for layer by layer.",
     )
     batch_items: int = count_field(
         256,

@@ -1,4 +1,8 @@
-"""Both ends of the copies that a member executes: saves into blocks, loads out of them (R11)."""
+"""Both ends of the copies that a member executes: saves into blocks, loads out of them (R11).
+
+A copy keeps its blocks itself, or is announced by the open step that keeps them (`steps.py`). What
+could refuse it is looked at either way; that of a step may have begun by then, which harms nothing.
+"""
 
 from __future__ import annotations
 

@@ -101,6 +101,12 @@ _ENGINES: Final = (
     _gauge("engines", "Registered engines."),
     _gauge("members", "Members by state: attached, silent, leaving.", "state"),
     _gauge("engine_requests", "Requests that keep blocks.", "engine"),
+    _gauge(
+        "steps",
+        "Steps of members that keep blocks, by state: open, closing (copies of them still run).",
+        "engine",
+        "state",
+    ),
     _gauge("sessions", "Attached processes by kind: member, reader.", "kind"),
     _gauge(
         "engine_stat",

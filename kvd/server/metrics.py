@@ -31,6 +31,7 @@ from kvd.server.sliced import Work, run_now
 from kvd.server.survey import MemberSlots, Survey, survey
 from kvd.server.views import Watch, eviction_view, pool_view
 from kvd.server.views_hot import seconds, share
+from kvd.server.views_steps import NO_STEPS, step_counts
 from kvd.server.views_tables import STATS_MAX
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -221,9 +222,18 @@ def _engines(view: NodeView, samples: Samples) -> None:
     samples.put("members", leaving, "leaving")
     for engine in state.engines.values():
         samples.put("engine_requests", len(engine.requests), engine.name)
+    _steps(state, samples)
     kinds = [session.kind for session in view.sessions()]
     for kind in ("member", "reader"):
         samples.put("sessions", kinds.count(kind), kind)
+
+
+def _steps(state: State, samples: Samples) -> None:
+    counts = step_counts(state)
+    for ref in state.members:
+        steps = counts.get(ref, NO_STEPS)
+        samples.add("kvd_steps", steps.open, (ref.engine, "open"))
+        samples.add("kvd_steps", steps.closing, (ref.engine, "closing"))
 
 
 def _stats(view: NodeView, samples: Samples) -> None:

@@ -155,6 +155,13 @@ class SlotCounts(Model):
     quarantined: Count = Field(description="Held by a party that can be neither asked nor fenced.")
 
 
+class StepCounts(Model):
+    """Steps that keep blocks."""
+
+    open: Count = Field(description="Copies of them may begin at any time.")
+    closing: Count = Field(description="No copy of them begins any more, but some still run.")
+
+
 class HoldCount(Model):
     """Open holds of one kind at one stage of doubt."""
 

@@ -13,6 +13,7 @@ from kvd.server.models import (
     Seconds,
     SlotCounts,
     SlotState,
+    StepCounts,
 )
 
 
@@ -61,8 +62,12 @@ class BlockView(Model):
     owner: str = Field(description="The request that fills it; '' once it is ready.")
     spans: Count = Field(description="Spans of a block: layers times shards.")
     spans_saved: Count = Field(description="Spans that hold tokens; all of them when it is ready.")
-    saves_open: Count
-    pins: Count = Field(description="Parties that keep the block.")
+    saves_open: Count = Field(description="Open saves into it, and steps that save into it.")
+    saving_steps: list[str] = Field(
+        default_factory=list,
+        description="Some of these steps, at most four. They keep the block as pins do.",
+    )
+    pins: Count = Field(description="Requests, loads, reads and loading steps that keep the block.")
     pinned_by: list[str] = Field(description="Some of them, at most four.")
 
 
@@ -87,6 +92,10 @@ class MemberView(Model):
     attached_seconds: Seconds | None
     silent_seconds: Seconds | None = Field(description="Since its last frame.")
     slots: SlotCounts
+    steps: StepCounts = Field(
+        default_factory=lambda: StepCounts(open=0, closing=0),
+        description="Its steps that keep blocks.",
+    )
     stats: dict[str, float] = Field(description="Figures that it pushed, at most 64.")
     store: str = Field(default="", description="Store that it uses; '' before its hello.")
     about: dict[str, str] = Field(

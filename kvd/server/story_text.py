@@ -16,7 +16,7 @@ from typing import Final
 
 from kvd.core.errors import KvdError
 from kvd.core.holds import Doubt, Hold
-from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec
+from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec, StepClosed, StepOpened
 from kvd.core.story import Entry
 
 _ITEMS_MAX: Final = 4
@@ -77,6 +77,8 @@ def _fields(value: object) -> Iterator[str]:
         if field.name in _NOT_TOLD or content is None or content == () or content == "":
             continue
         if field.name == "step" and not content:
+            continue
+        if field.name == "member" and isinstance(value, StepOpened | StepClosed):
             continue
         yield f"{field.name}={short(content)}"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvd.core import slot_events as se
 from kvd.core.errors import KvdError
-from kvd.core.ids import ReadId, RequestKey
+from kvd.core.ids import MemberRef, ReadId, RequestKey, StepId
 from kvd.core.story import Entry, Story
 from kvd.server import story_text
 from kvd.server.models_tables import ConfigEntry, ConfigPage, StoryEntry, StoryPage
@@ -21,6 +21,7 @@ ENTRIES_MAX: Final = 500
 _STEP: Final = 256
 _ID_CHARS_MAX: Final = 100
 _BLOCK: Final = "block"
+_STEP_KIND: Final = "step "
 
 
 def story_page(view: NodeView, wanted: str, limit: int) -> Work[StoryPage]:
@@ -97,12 +98,23 @@ def _names_in(entry: Entry, wanted: str) -> tuple[object, ...]:
     names: list[object] = list(entry.keys)
     if isinstance(event, se.Written):
         names += [spec.read for spec in event.reads]
+        names += _step(wanted, event.ref.member, event.step)
         if _has_block(wanted, event.saves):
             names.append(wanted)
     elif isinstance(event, se.Acquired):
         names += [RequestKey(event.ref.member.engine, load.request) for load in event.loads]
+        names += _step(wanted, event.ref.member, event.step)
         if _has_block(wanted, event.loads):
             names.append(wanted)
+    elif isinstance(event, se.StepOpened):
+        requests = {name for save in event.saves for name in save.requests}
+        requests.update(load.request for load in event.loads)
+        names += [RequestKey(event.member.engine, name) for name in requests if name]
+        names += _step(wanted, event.member, event.number)
+        if _has_block(wanted, (*event.saves, *event.loads)):
+            names.append(wanted)
+    elif isinstance(event, se.StepClosed):
+        names += _step(wanted, event.member, event.number)
     else:
         names.append(getattr(event, "read", None))
     if isinstance(outcome, tuple):
@@ -113,7 +125,12 @@ def _names_in(entry: Entry, wanted: str) -> tuple[object, ...]:
     return tuple(names)
 
 
-def _has_block(wanted: str, copies: tuple[se.SaveSpec, ...] | tuple[se.LoadSpec, ...]) -> bool:
+def _step(wanted: str, member: MemberRef, number: int) -> tuple[StepId, ...]:
+    """The name of a step where it is looked for: else its number would do for that of a request."""
+    return (StepId(member, number),) if number and wanted.startswith(_STEP_KIND) else ()
+
+
+def _has_block(wanted: str, copies: Sequence[se.SaveSpec | se.LoadSpec]) -> bool:
     if not copies or not wanted.startswith(_BLOCK):
         return False
     digits = wanted.removeprefix(_BLOCK)

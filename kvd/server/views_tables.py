@@ -20,7 +20,7 @@ from kvd.core.ids import LoadId, MemberRef, Pin, RequestKey, StepId
 from kvd.core.slot import Slot
 from kvd.core.state import Engine, Member, State
 from kvd.server.engine_words import engine_words, sessions_of
-from kvd.server.models import BlockStateName
+from kvd.server.models import BlockStateName, StepCounts
 from kvd.server.models_tables import (
     BlockPage,
     BlockView,
@@ -37,6 +37,7 @@ from kvd.server.sliced import Work
 from kvd.server.survey import MemberSlots, count_slots, state_name
 from kvd.server.views import slot_counts
 from kvd.server.views_hot import hot_layers, hot_requests
+from kvd.server.views_steps import NO_STEPS, saving_steps, step_counts
 
 PAGE_MAX: Final = 500
 """Most items of a page: writing one out takes about 2 ms, in one callback."""
@@ -242,7 +243,7 @@ def _blocks_from(table: BlockTable, wanted: str, start: int) -> Iterator[int | N
 
 
 def _is_of(table: BlockTable, block: int, engine: str) -> bool:
-    """Whether a request of the engine fills or keeps the block, or one of its members loads it."""
+    """Whether a request of the engine fills or keeps the block, or a load or step of it does."""
     fill = table.fills.get(block)
     if fill is not None and fill.owner.engine == engine:
         return True
@@ -277,6 +278,7 @@ def _block_view(table: BlockTable, block: int) -> BlockView:
         spans=spans,
         spans_saved=saved,
         saves_open=table.saving.get(block, 0),
+        saving_steps=saving_steps(table, block, _PINS_SHOWN),
         pins=len(pins),
         pinned_by=heapq.nsmallest(_PINS_SHOWN, map(str, pins)),
     )
@@ -308,13 +310,15 @@ def _engine_view(
 ) -> Work[EngineView]:
     total = MemberSlots()
     members: list[MemberView] = []
+    steps = step_counts(view.state())
     for name in sorted(engine.members):
         member = engine.members.get(name)
         if member is None:
             continue
         counts = yield from count_slots(member)
         total.add(counts)
-        members.append(_member_view(view, member, counts, sessions.get(str(member.ref))))
+        session = sessions.get(str(member.ref))
+        members.append(_member_view(view, member, counts, steps.get(member.ref, NO_STEPS), session))
         yield
     regions = view.state().regions.values()
     return EngineView(
@@ -331,7 +335,11 @@ def _engine_view(
 
 
 def _member_view(
-    view: NodeView, member: Member, counts: MemberSlots, session: SessionInfo | None
+    view: NodeView,
+    member: Member,
+    counts: MemberSlots,
+    steps: StepCounts,
+    session: SessionInfo | None,
 ) -> MemberView:
     now = view.now()
     state = "silent" if member.silent else "attached"
@@ -349,6 +357,7 @@ def _member_view(
         attached_seconds=_since(now, session.attached_at_ns) if session is not None else None,
         silent_seconds=_since(now, session.last_heard_ns) if session is not None else None,
         slots=slot_counts(counts),
+        steps=steps,
         stats=dict(islice(finite, STATS_MAX)),
         store=session.store if session is not None else "",
         about=dict(session.about) if session is not None else {},

@@ -150,11 +150,31 @@ def decoding_node() -> FakeNode:
     return node
 
 
+def stepping_node() -> FakeNode:
+    """One step loads a block, another saves into one, and a third is over but for its copy."""
+    node = FakeNode()
+    who, other = node.join(ref("prefill-0")), node.join(ref("prefill-0", "w1"), rank=1)
+    (source,) = node.fill(who, "req-1", 1)
+    node.handle(ev.LookedUp(1, who, "req-2", source.to_bytes(32)))
+    first, second = node.reserve(who, "req-2", 2)
+    node.load_in_step(who, 1, "req-2", source)
+    node.save_in_step(who, 2, first)
+    node.slot_events(who, se.StepClosed(who, 2))
+    node.slot_events(
+        who, se.StepOpened(who, 3, (), (se.SaveSpec("s", (second,), (16,), ("req-2",)),))
+    )
+    node.hold(other, 1)
+    return node
+
+
 def contents() -> dict[str, RenderableType]:
-    busy, decoding = busy_node(), decoding_node()
+    busy, decoding, stepping = busy_node(), decoding_node(), stepping_node()
     return {
         "status_decoding": render(look(decoding)),
         "engines_decoding": render(run_now(engine_page(decoding, EngineQuery()))),
+        "engines_stepping": render(run_now(engine_page(stepping, EngineQuery()))),
+        "blocks_stepping": render(run_now(block_page(stepping, BlockQuery()))),
+        "story_stepping": render(run_now(story_page(stepping, "block1", 10))),
         "status_busy": render(look(busy)),
         "status_starting": render(look(fresh_node())),
         "status_stuck": render(look(stuck_node())),

@@ -139,7 +139,9 @@ class FakeNode:
         self.handle(event)
         return who
 
-    def slot_events(self, who: MemberRef, *items: se.SlotEvent) -> list[Effect]:
+    def slot_events(
+        self, who: MemberRef, *items: se.SlotEvent | se.StepOpened | se.StepClosed
+    ) -> list[Effect]:
         first = self._numbers.get(who, 0)
         self._numbers[who] = first + len(items)
         return self.handle(ev.SlotsChanged(2, who, first, items))
@@ -168,6 +170,35 @@ class FakeNode:
         items = tuple(ev.CommitItem(b, b.to_bytes(32), tokens) for b in blocks)
         self.handle(ev.Committed(4, who, items), ev.RequestEnded(5, who, request))
         return blocks
+
+    def load_in_step(self, who: MemberRef, number: int, request: str, *blocks: int) -> SlotRef:
+        """A step that loads blocks; its first layer, in slot 0, does so now."""
+        load = se.LoadSpec(request, blocks, 16 * len(blocks))
+        held = SlotRef(who, 0, self.epoch(who, 0))
+        self.slot_events(
+            who, se.StepOpened(who, number, (load,)), se.Acquired(held, 0, step=number)
+        )
+        assert number in self.state().members[who].steps
+        return held
+
+    def save_in_step(self, who: MemberRef, number: int, *blocks: int) -> SlotRef:
+        """A step that saves into blocks; its first layer, in slot 1, does so now."""
+        save = se.SaveSpec("s", blocks, (16,) * len(blocks), self.owners(*blocks))
+        held = SlotRef(who, 1, self.epoch(who, 1))
+        self.slot_events(
+            who,
+            se.StepOpened(who, number, (), (save,)),
+            se.Acquired(held, 0),
+            se.Written(held, 0, step=number),
+        )
+        assert number in self.state().members[who].steps
+        return held
+
+    def owners(self, *blocks: int) -> tuple[str, ...]:
+        """The request that fills each of these blocks."""
+        pool = self.state().pool
+        assert pool is not None
+        return tuple(pool.blocks.fills[block].owner.request for block in blocks)
 
     def epoch(self, who: MemberRef, slot: int) -> int:
         return self.state().members[who].slots[slot].ref.epoch

@@ -84,6 +84,38 @@ def test_names_that_a_transition_concerns_find_it(wanted: str, told: list[str]) 
     assert events(node, wanted) == told
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("block0", ["step_opened", "acquired"]),
+        ("block1", ["reserved", "step_opened", "written"]),
+        ("r1", ["reserved", "step_opened"]),
+        ("r0", ["step_opened", "acquired"]),
+        ("step 12", ["step_opened", "acquired"]),
+        ("step 13 of e0/w0#1f", ["step_opened", "written", "step_closed"]),
+        ("e0/w0#1f", ["step_opened", "acquired", "written", "step_closed"]),
+    ],
+)
+def test_a_step_is_in_the_story_of_what_it_keeps(wanted: str, told: list[str]) -> None:
+    node = FakeNode()
+    who = node.join()
+    (source,) = node.fill(who, "first", 1)
+    node.handle(ev.LookedUp(1, who, "r0", source.to_bytes(32)))
+    (target,) = node.reserve(who, "r1", 1)
+    node.load_in_step(who, 12, "r0", source)
+    node.save_in_step(who, 13, target)
+    node.slot_events(who, se.StepClosed(who, 13))
+    assert events(node, wanted, len(told)) == told
+
+
+def test_the_number_of_a_step_is_not_taken_for_a_request() -> None:
+    node = FakeNode()
+    who = node.join()
+    node.slot_events(who, se.StepOpened(who, 12))
+    with pytest.raises(KvdError):
+        run_now(story_page(node, "12", 10))
+
+
 def test_one_tenancy_is_found_without_the_next() -> None:
     node, held = story_node()
     node.hold(held.member, 2)

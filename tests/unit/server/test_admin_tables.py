@@ -10,6 +10,7 @@ from kvd.core.errors import KvdError
 from kvd.core.ids import ReadId, SlotRef
 from kvd.core.state import Limits, Settings
 from kvd.server import views_tables
+from kvd.server.models_tables import BlockPage, EnginePage
 from kvd.server.node_view import SessionInfo
 from kvd.server.sliced import run_now
 from kvd.server.views_tables import (
@@ -215,6 +216,37 @@ def test_a_filling_block_shows_how_far_it_is() -> None:
     assert saved.pinned_by == ["e0/r1"]
 
 
+def test_a_block_names_the_steps_that_keep_it() -> None:
+    node = FakeNode()
+    who = node.join()
+    (source,) = node.fill(who, "r1", 1)
+    node.handle(ev.LookedUp(1, who, "r2", source.to_bytes(32)))
+    (target,) = node.reserve(who, "r2", 1)
+    node.load_in_step(who, 3, "r2", source)
+    saving = node.save_in_step(who, 4, target)
+    loaded, saved = run_now(block_page(node, BlockQuery())).items
+    assert (loaded.pins, loaded.pinned_by) == (2, ["e0/r2", "step 3 of e0/w0#1f"])
+    assert (loaded.saves_open, loaded.saving_steps) == (0, [])
+    assert (saved.pins, saved.pinned_by) == (1, ["e0/r2"])
+    assert (saved.saves_open, saved.saving_steps) == (1, ["step 4 of e0/w0#1f"])
+    # Closed, it keeps the block as long as its copy runs.
+    node.slot_events(who, se.StepClosed(who, 4))
+    assert run_now(block_page(node, BlockQuery())).items[1] == saved
+    node.slot_events(who, se.SaveEnded(saving, "s", True))
+    assert run_now(block_page(node, BlockQuery())).items[1].saving_steps == []
+
+
+def test_of_many_steps_that_save_into_a_block_some_are_named() -> None:
+    node = FakeNode()
+    who = node.join()
+    (target,) = node.reserve(who, "r", 1)
+    save = se.SaveSpec("s", (target,), (16,), ("r",))
+    node.slot_events(who, *(se.StepOpened(who, number, (), (save,)) for number in range(1, 8)))
+    (block,) = run_now(block_page(node, BlockQuery())).items
+    assert block.saves_open == 7
+    assert block.saving_steps == [f"step {number} of e0/w0#1f" for number in range(1, 5)]
+
+
 # Engines ------------------------------------------------------------------------------------------
 
 
@@ -253,6 +285,41 @@ def test_a_member_whose_slot_is_read_is_leaving_until_the_read_ends() -> None:
     node.handle(ev.ClaimCame("kvd#d", held, ReadId("t1", 0, 0, 0), 1), ev.MemberDied(who))
     (engine,) = run_now(engine_page(node, EngineQuery())).items
     assert [member.state for member in engine.members] == ["leaving"]
+
+
+def test_a_member_shows_its_steps_until_their_copies_have_ended() -> None:
+    node = FakeNode()
+    who, other = node.join(ref("e0", "w0")), node.join(ref("e0", "w1"), rank=1)
+    (target,) = node.reserve(who, "r", 1)
+
+    def counts() -> list[tuple[int, int]]:
+        (engine,) = run_now(engine_page(node, EngineQuery())).items
+        return [(member.steps.open, member.steps.closing) for member in engine.members]
+
+    assert counts() == [(0, 0), (0, 0)]
+    saving = node.save_in_step(who, 1, target)
+    assert counts() == [(1, 0), (0, 0)]
+    node.slot_events(who, se.StepClosed(who, 1))
+    node.slot_events(other, se.StepOpened(other, 9))
+    assert counts() == [(0, 1), (1, 0)]
+    node.slot_events(who, se.SaveEnded(saving, "s", True))
+    assert counts() == [(0, 0), (1, 0)]
+    node.handle(ev.MemberDied(other))
+    assert counts() == [(0, 0)]
+
+
+def test_a_page_of_a_kvd_that_knows_no_steps_is_read() -> None:
+    node = FakeNode()
+    node.reserve(node.join(), "r", 1)
+    engines, blocks_ = (
+        run_now(engine_page(node, EngineQuery())),
+        run_now(block_page(node, BlockQuery())),
+    )
+    told, of_block = engines.model_dump(), blocks_.model_dump()
+    del told["items"][0]["members"][0]["steps"]
+    del of_block["items"][0]["saving_steps"]
+    assert EnginePage.model_validate(told) == engines
+    assert BlockPage.model_validate(of_block) == blocks_
 
 
 def test_pages_of_engines() -> None:

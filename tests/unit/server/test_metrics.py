@@ -210,6 +210,21 @@ def test_holds_and_waits() -> None:
     assert value(node, "kvd_oldest_wait_limit_seconds") == 120
 
 
+def test_steps_by_state() -> None:
+    node = FakeNode()
+    who, other = node.join(), node.join(ref("e1"))
+    assert value(node, "kvd_steps", engine="e0", state="open") == 0
+    saving = node.save_in_step(who, 1, *node.reserve(who, "r", 2))
+    node.slot_events(other, se.StepOpened(other, 1), se.StepOpened(other, 2))
+    assert value(node, "kvd_steps", engine="e0", state="open") == 1
+    assert value(node, "kvd_steps", engine="e1", state="open") == 2
+    node.slot_events(who, se.StepClosed(who, 1))
+    assert value(node, "kvd_steps", engine="e0", state="open") == 0
+    assert value(node, "kvd_steps", engine="e0", state="closing") == 1
+    node.slot_events(who, se.SaveEnded(saving, "s", True))
+    assert value(node, "kvd_steps", engine="e0", state="closing") == 0
+
+
 def test_names_of_clients_are_escaped() -> None:
     node = FakeNode()
     node.the_stats[str(node.join())] = {'evil"\n} 1': 1.0}
