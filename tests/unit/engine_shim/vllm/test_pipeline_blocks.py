@@ -287,7 +287,7 @@ def test_blocks_of_heard_saves_stay_when_the_request_ends(make: Make) -> None:
     assert not set(engine.kvd.reserve("b", 38)) & set(pooled.blocks)
     resume(engine)
     engine.kvd.wait_all_free()
-    assert engine.worker.pipeline._saver.lost("a") is None
+    assert engine.worker.pipeline._saver.lost.why("a") is None
 
 
 def test_a_step_that_has_failed_says_so_at_every_call(make: Make) -> None:
