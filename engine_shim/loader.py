@@ -157,7 +157,7 @@ class Loader:
                 self._submit(step, layer, left, None)
                 return
             self._contents.occupy(slot, layer)
-            state.loaded.set()
+            self._is_loaded(state)
             state.acquired.set()
 
     def _give_up(self, step: Step, layer: int, failure: StepFailed) -> None:
@@ -321,4 +321,11 @@ class Loader:
         with suppress(KvdRefused):
             items = [BadSumItem(*one) for one in bad]
             self._client.slots.load_ended(state.tenancy, ok, items)
+        self._is_loaded(state)
+
+    def _is_loaded(self, state: LayerState) -> None:
+        """Nothing is loaded into the slot any more; compute may have given it up meanwhile."""
         state.loaded.set()
+        if state.is_let_go and state.tenancy is not None:
+            with suppress(KvdRefused):  # compute has said it in the same moment
+                self._client.slots.computed(state.tenancy, False)

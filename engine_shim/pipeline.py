@@ -336,7 +336,7 @@ class PrefillPipeline:
                 if tenancy is None:
                     continue  # kvd refused its loads meanwhile, and the slot was given back
                 self._contents.void(tenancy.slot)
-                state.is_computed = True
+                state.is_computed, state.is_let_go = True, not state.loaded.is_set()
                 # A slot that cannot be let go by word is freed by the re-attach, or by our death.
                 with suppress(KvdRefused):
                     self._client.slots.computed(tenancy, state.is_written)

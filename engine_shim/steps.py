@@ -122,6 +122,7 @@ class LayerState:
     loaded:   set when nothing is loaded into the slot any more and kvd has been told.
     written:  the device event behind the write of the rows.
     armed:    kvd's answer to the announcement of its saves, None when there are none.
+    is_let_go: compute has given the slot up while it was loaded: the loader says so in the end.
     saved:    set when the layer's save has ended and kvd knew of it, or none was started.
 
     A step that fails sets `acquired` and `saved` of all layers: who waits must look at `failure`.
@@ -135,6 +136,7 @@ class LayerState:
     load_event: Event | None = None
     is_written: bool = False
     is_computed: bool = False
+    is_let_go: bool = False
 
 
 class Step:

@@ -29,6 +29,8 @@ class FakeDesk:
         self._kept_saves: dict[tuple[int, int], KeptStep] = {}
         self.opened: list[KeptStep] = []
         """Steps that were opened so far."""
+        self._loading: set[tuple[int, int]] = set()
+        self._computed: set[tuple[int, int]] = set()
         self._begun: dict[tuple[int, int], Ticket] = {}
 
     def open_step(
@@ -105,6 +107,8 @@ class FakeDesk:
         """See `Desk`."""
         epoch = self._kvd.take(slot, deadline_s or 10.0)
         tenancy = Tenancy(slot, epoch, self._kvd.generation)
+        if loads:
+            self._loading.add((slot, epoch))
         kept = self._begin_copies(kept, 1 if loads else 0)
         if kept is None:
             return tenancy, self._acquired(tenancy, layer, loads)
@@ -131,7 +135,7 @@ class FakeDesk:
         end = time.monotonic() + (deadline_s or 10.0)
         while code := ticket.wait(max(0.0, end - time.monotonic())):
             if code not in ("span_busy", "span_unwritten") or time.monotonic() > end:
-                self._kvd.post(se.Computed(_ref(tenancy), False))  # the slot is given back
+                self.abandon(tenancy)
                 raise KvdRefused(code, slot=tenancy.slot)
             with self._kvd._lock:
                 self._kvd._lock.wait(0.01)
@@ -149,12 +153,11 @@ class FakeDesk:
 
     def abandon(self, tenancy: Tenancy) -> None:
         """See `Desk`."""
-        ref = _ref(tenancy)
-        kinds = self._kvd.holds(tenancy.slot)
-        if "compute" in kinds:
-            self._kvd.post(se.LoadEnded(ref, False))
-            self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
-            self._kvd.post(se.Computed(ref, False))
+        use = tenancy.slot, tenancy.epoch
+        if use in self._loading:
+            self.load_ended(tenancy, False)
+        if use not in self._computed:
+            self.computed(tenancy, False)
 
     def check_loaded(self, tenancy: Tenancy) -> Ticket | None:
         """See `Desk`."""
@@ -167,6 +170,7 @@ class FakeDesk:
 
     def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """See `Desk`."""
+        self._loading.discard((tenancy.slot, tenancy.epoch))
         damaged = tuple(se.BadSum(one.block, one.expected, one.got) for one in bad)
         ticket = self._kvd.post(se.LoadEnded(_ref(tenancy), ok, damaged))
         self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
@@ -215,6 +219,12 @@ class FakeDesk:
 
     def computed(self, tenancy: Tenancy, ok: bool = True, *, rides: bool = False) -> Ticket:
         """See `Desk`."""
+        use = tenancy.slot, tenancy.epoch
+        if use in self._loading:
+            raise KvdRefused("load_open", slot=tenancy.slot)
+        if use in self._computed:
+            raise KvdRefused("tenancy_misused", slot=tenancy.slot, epoch=tenancy.epoch, detail="")
+        self._computed.add(use)
         return self._kvd.post(se.Computed(_ref(tenancy), ok))
 
     def save_started(
