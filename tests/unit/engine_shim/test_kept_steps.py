@@ -134,6 +134,28 @@ def test_a_save_that_kvd_refuses_after_it_was_copied_is_lost(make: Make) -> None
     all_ended(engine)
 
 
+def test_a_step_that_waits_for_its_saves_waits_until_a_refusal_is_understood(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kvd's answers wake the step at the same time as the saver's part in them begins."""
+    engine = make()
+    engine.before_write = lambda layer: engine.kvd.hold() if layer == 0 else None
+    running = first_chunk(engine, "r1")
+    engine.kvd.until_posted(se.SaveEnded, LAYERS)
+    run_calls = engine.kvd._run_calls
+
+    def late() -> None:
+        assert not running.ended.wait(SOON_S)
+        run_calls()
+
+    engine.kvd.abort("r1")
+    monkeypatch.setattr(engine.kvd, "_run_calls", late)
+    engine.kvd.deliver()
+    monkeypatch.undo()
+    assert running.wait() == "block_poisoned"
+    all_ended(engine)
+
+
 @pytest.mark.parametrize("comes", ["while it runs", "after it"])
 def test_a_load_that_kvd_refuses_after_it_was_copied_fails_the_step_or_the_next(
     make: Make, comes: str

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from engine_shim.client import KvdRefused
+from engine_shim.client import KeptStep, KvdRefused
 from engine_shim.copy_order import CopyOrder
-from engine_shim.layer_rows import LayerRows
 from engine_shim.steps import Step, StepFailed, StepRequest
 from engine_shim.testing import Fail, FaultyDevice, Hang, Rule
 from kvd.core import slot_events as se
@@ -140,17 +140,21 @@ def test_a_step_that_cannot_be_begun_is_not_left_open(
     pooled = engine.admit("r2", TEXT)
     engine.pool.extend(pooled, 24)
     with monkeypatch.context() as broken:
-        broken.setattr(LayerRows, "save_items", _raises)
+        broken.setattr(engine.kvd.slots, "open_step", partial(_raises, engine.kvd.slots.open_step))
         with pytest.raises(MemoryError):
             engine.step(pooled, TEXT, 16, 24, last=True)
-    assert len(engine.kvd.slots.opened) == 3, "two chunks, and what the second request loads"
+    (loads,) = (kept for kept in engine.kvd.slots.opened if kept.loads[:1] and kept.number > 2)
+    assert loads.closed
     engine.step(pooled, TEXT, 16, 24, last=True)
     engine.pool.end(pooled)
     all_ended(engine)
 
 
-def _raises(*args: object) -> None:
-    raise MemoryError
+def _raises(opens: Callable[..., KeptStep], loads: object, saves: object, s: float) -> KeptStep:
+    """Where saves are asked for."""
+    if saves:
+        raise MemoryError
+    return opens(loads, saves, s)
 
 
 # Threads --------------------------------------------------------------------------------------
@@ -183,15 +187,15 @@ def test_two_threads_that_list_their_loads_do_not_exchange_them() -> None:
         return LoadItem(request.request, [have], 4)
 
     class Meddled(list[tuple[StepRequest, int]]):
-        """While it is compared for the first time, another thread asks for something else."""
+        """While it is compared, another thread asks for something else, once."""
 
-        is_over = False
+        others: list[list[tuple[StepRequest, int]]] = []
 
         def __ne__(self, other: object) -> bool:
-            if not self.is_over:
-                self.is_over = True
-                step.load_items([(first, 9)], make)
+            while self.others:
+                step.load_items(self.others.pop(), make)
             return super().__ne__(other)
 
     step.load_items(Meddled([(first, 0)]), make)
+    Meddled.others.append([(first, 9)])
     assert step.load_items([(first, 0)], make) == [LoadItem("r1", [0], 4)]
