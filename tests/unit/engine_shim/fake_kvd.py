@@ -135,16 +135,17 @@ class FakeKvd:
         with self._lock:
             self._is_holding = True
 
-    def deliver(self, kind: type[OwnEvent] | None = None) -> None:
-        """Let kvd hear what is under way, up to the first of one kind; None: all, and no more is
-        held."""
+    @property
+    def num_held(self) -> int:
+        """Slot events that are under way."""
+        return len(self._under_way)
+
+    def deliver(self, count: int | None = None) -> None:
+        """Let kvd hear the first `count` that are under way; None: all, and no more is held."""
         with self._lock:
-            while self._under_way:
-                item, _ = self._under_way[0]
+            for _ in range(self.num_held if count is None else count):
                 self._apply_next()
-                if kind is not None and isinstance(item, kind):
-                    break
-            self._is_holding = kind is not None
+            self._is_holding = count is not None
         self._run_calls()
 
     def until_posted(self, kind: type[OwnEvent], count: int, seconds: float = 10.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_shim.steps import StepRequest
+from engine_shim.steps import StepFailed, StepRequest
 from kvd.core import events as ev
 from kvd.core import slot_events as se
 from tests.unit.engine_shim.fake_kvd import MEMBER
@@ -240,4 +240,15 @@ def test_the_end_of_one_request_after_a_step_takes_nothing_from_the_others(make:
     engine.kvd.wait_all_free()
     assert engine.admit("r3", texts["r2"]).hit_tokens == 4
     engine.kvd.abort("r3")
+    all_ended(engine)
+
+
+def test_a_save_into_a_span_that_is_still_saved_fails_its_request(make: Make) -> None:
+    """As out of a slot that was rebound since: the step keeps the blocks, kvd refuses the layer."""
+    engine = make()
+    engine.kvd.busy_saves = 1
+    with pytest.raises(StepFailed, match="span_busy"):
+        engine.prefill("r1", TEXT[:8])
+    assert engine.pipeline._saver.lost.why("r1") is not None
+    engine.kvd.abort("r1")
     all_ended(engine)
