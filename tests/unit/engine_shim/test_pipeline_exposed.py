@@ -26,6 +26,7 @@ exposed(i) = max(0, T - (W + C)); with one buffer nothing is hidden: exposed(i) 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,20 +157,23 @@ def measured(plan: Schedule, answer_ns: int = 0) -> list[int]:
         prefix = plan.loads * BLOCK
         step(0, prefix, contributes=True)
         kvd.wait_all_free()
+        ended = threading.Event()
         if answer_ns:
             kvd.hold()
-            baton.spawn(lambda: answer(kvd, baton, answer_ns))
+            server = baton.spawn(lambda: answer(kvd, baton, answer_ns, ended))
         found = step(prefix, count * BLOCK, contributes=plan.saves > 0)
-        kvd.deliver()
+        ended.set()
+        if answer_ns:
+            assert baton.wait(lambda: server.is_over)
+            kvd.deliver()
         kvd.close()
         memory.close()
     return found
 
 
-def answer(kvd: FakeKvd, baton: Baton, answer_ns: int) -> None:
+def answer(kvd: FakeKvd, baton: Baton, answer_ns: int, ended: threading.Event) -> None:
     """Be a kvd that takes so long for each batch."""
-    while True:
-        baton.wait(lambda: kvd.num_held > 0)
+    while baton.wait(lambda: kvd.num_held > 0 or ended.is_set()) and not ended.is_set():
         count = kvd.num_held
         baton.spend(answer_ns)
         kvd.deliver(count)
