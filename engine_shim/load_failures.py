@@ -19,6 +19,10 @@ OF_ONE_REQUEST: Final = frozenset(
 )
 """Refusals of a load that say something of its blocks, not of the slot or of kvd."""
 
+NOT_OF_ROWS: Final = frozenset({"pool_lost", "request_ended"})
+"""Refusals, heard when a load has ended well, that say nothing of the rows: kvd died after that, or
+one of the requests is not wanted any more."""
+
 
 def fail_owners(step: Step, layer: int, bad: Sequence[BadSpan]) -> None:
     """Damaged blocks were loaded: their requests fail, or the step when nothing else is left."""

@@ -15,7 +15,8 @@ from engine_shim.copy_plan import CopyPlan
 from engine_shim.copy_threads import BusyTime, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory
 from engine_shim.layer_rows import LayerRows, SlotContents
-from engine_shim.load_failures import OF_ONE_REQUEST, fail_owners
+from engine_shim.load_failures import NOT_OF_ROWS, OF_ONE_REQUEST, fail_owners
+from engine_shim.lost_rows import LostRows
 from engine_shim.slot_client import SlotClient, pool_of
 from engine_shim.steps import LayerState, Missing, Step, StepFailed, as_step_failure
 from kvd.plan.ring import RingPlan
@@ -55,6 +56,7 @@ class Loader:
         self.time = BusyTime()
         self.num_bytes = 0
         self.num_mismatches = 0
+        self.lost = LostRows()
 
     def start(self, step: Step, ring: RingPlan) -> None:
         """Load all layers of a step; where nothing is loaded, compute takes the slots itself."""
@@ -155,7 +157,7 @@ class Loader:
                 self._submit(step, layer, left, None)
                 return
             self._contents.occupy(slot, layer)
-            state.loaded.set()
+            self._is_loaded(state)
             state.acquired.set()
 
     def _give_up(self, step: Step, layer: int, failure: StepFailed) -> None:
@@ -178,7 +180,7 @@ class Loader:
                 plan.submit(self._stream, self._memory, pool)
                 state.load_event = self._device.event()
                 self._stream.record(state.load_event)
-                ended = partial(self._ended, step, layer, plan, started)
+                ended = partial(self._ended, step, layer, missing, plan, started)
                 self._stream.notify_host(ended)
                 self.num_bytes += plan.num_bytes
         except (KvdRefused, DeviceError) as error:
@@ -272,15 +274,22 @@ class Loader:
         return self._rows.load_plan(layer, slot, missing, self._client.span_sums())
 
     def _ended(
-        self, step: Step, layer: int, plan: CopyPlan, started: int, failure: DeviceError | None
+        self,
+        step: Step,
+        layer: int,
+        missing: Missing,
+        plan: CopyPlan,
+        started: int,
+        failure: DeviceError | None,
     ) -> None:
         self.time.ended(started)
         state = step.layers[layer]
         assert state.tenancy is not None
         error: DeviceError | KvdRefused | None = failure
+        heard: Ticket | None = None
         if error is None:
             try:
-                self._client.slots.check_loaded(state.tenancy)
+                heard = self._client.slots.check_loaded(state.tenancy)
             except KvdRefused as refused:
                 error = refused
         bad: Sequence[BadSpan] = ()
@@ -290,6 +299,15 @@ class Loader:
             self.num_mismatches += len(bad)
             fail_owners(step, layer, bad)
         self._tell(state, ok=error is None and step.failure is None, bad=bad)
+        if heard is not None:
+            heard.then(partial(self._heard, step, missing, heard), rides=True)
+
+    def _heard(self, step: Step, missing: Missing, heard: Ticket) -> None:
+        """kvd's answer to what was loaded for the sake of its step, and perhaps used already."""
+        if heard.code and heard.code not in NOT_OF_ROWS:
+            failure = as_step_failure(KvdRefused(heard.code, what="blocks that were loaded"))
+            step.fail(failure)
+            self.lost.lose((request.request for request, _ in missing), failure)
 
     def _tell(self, state: LayerState, *, ok: bool, bad: Sequence[BadSpan] = ()) -> None:
         """Nothing is loaded any more: first kvd learns it, then whoever waits for the layer."""
@@ -299,4 +317,11 @@ class Loader:
         with suppress(KvdRefused):
             items = [BadSumItem(*one) for one in bad]
             self._client.slots.load_ended(state.tenancy, ok, items)
+        self._is_loaded(state)
+
+    def _is_loaded(self, state: LayerState) -> None:
+        """Nothing is loaded into the slot any more; compute may have given it up meanwhile."""
         state.loaded.set()
+        if state.is_let_go and state.tenancy is not None:
+            with suppress(KvdRefused):  # compute has said it in the same moment
+                self._client.slots.computed(state.tenancy, False)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
@@ -135,15 +135,26 @@ class PrefillPipeline:
             return
         whole = not self._ring.reuse and all(r.resident >= r.num_computed for r in requests)
         step.is_free = whole and all(request.optional for request in requests)
+        for book in (self._saver.lost, self._loader.lost):
+            book.expect(request.request for request in requests)
         for request in requests:
-            lost = None if request.optional else self._saver.lost(request.request)
+            lost = None if request.optional else self._saver.lost.why(request.request)
+            lost = lost or self._loader.lost.why(request.request)
             if lost is not None:
                 step.fail_request(request.request, lost)
         if self._options.drafts and self._rows_gone:
             step.skips(self._options.drafts, frozenset(self._rows_gone))
         step.takes_slots = not any(map(self._may_load, requests))
-        self._keeper.open(step, self._ring)
-        self._loader.start(step, self._ring)
+        with ExitStack() as undo:
+            undo.callback(self._drop, step)
+            self._keeper.open(step, self._ring)
+            self._loader.start(step, self._ring)
+            undo.pop_all()
+
+    def _drop(self, step: Step) -> None:
+        """A step could not be begun."""
+        self._step = None
+        self._keeper.close(step)
 
     def _may_load(self, request: StepRequest) -> bool:
         """Whether rows of the request may have to be loaded in this step."""
@@ -271,12 +282,12 @@ class PrefillPipeline:
         skipped = [layer for layer in step.layers if not layer.is_computed]
         if skipped:
             self._skip(step)
+        if wait_saves or wait_armed:
+            self._await_armed(step)
         if wait_saves:
             for layer, state in enumerate(step.layers):
                 if not state.saved.wait(step.seconds_left()):
                     step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
-        if wait_armed:
-            self._await_armed(step)
         self._keeper.close(step)
         self._step = None
         if step.failure is not None:
@@ -287,11 +298,13 @@ class PrefillPipeline:
         return (*shed, *self.failed_requests)
 
     def _await_armed(self, step: Step) -> None:
-        """What kvd refuses is the saver's to tell."""
-        if step.kept_saves is not None and step.kept_saves.is_kept:
-            return
+        """What kvd refuses is the saver's to tell.
+
+        That their blocks are kept is not enough: kvd refuses a save of which one block is worthless
+        since its request has ended, and with it those of all the others.
+        """
         for state in step.layers:
-            if step.is_free and not self._client.is_attached:
+            if step.failure is not None or (step.is_free and not self._client.is_attached):
                 return
             if state.armed is not None and state.armed.wait(step.seconds_left()) == UNHEARD:
                 step.fail(StepFailed(UNHEARD, "kvd has not heard of a save"))
@@ -330,7 +343,7 @@ class PrefillPipeline:
                 if tenancy is None:
                     continue  # kvd refused its loads meanwhile, and the slot was given back
                 self._contents.void(tenancy.slot)
-                state.is_computed = True
+                state.is_computed, state.is_let_go = True, not state.loaded.is_set()
                 # A slot that cannot be let go by word is freed by the re-attach, or by our death.
                 with suppress(KvdRefused):
                     self._client.slots.computed(tenancy, state.is_written)
@@ -338,7 +351,8 @@ class PrefillPipeline:
     def forget(self, request: str) -> None:
         """The request has ended: what slots hold of it is void."""
         self._contents.forget(request)
-        self._saver.forget(request)
+        self._saver.lost.forget(request)
+        self._loader.lost.forget(request)
         self._rows_gone.discard(request)
 
     def rebind(self, slot: int) -> bool:

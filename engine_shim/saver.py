@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from engine_shim.client import KvdRefused, Ticket
 from engine_shim.copy_order import CopyOrder
@@ -14,8 +16,12 @@ from engine_shim.copy_plan import CopyPlan
 from engine_shim.copy_threads import BusyTime, WorkThread
 from engine_shim.device import Device, DeviceError, DeviceMemory, Event
 from engine_shim.layer_rows import SAVER, LayerRows
+from engine_shim.lost_rows import LostRows
 from engine_shim.slot_client import SlotClient, pool_of
 from engine_shim.steps import LayerState, Step, StepFailed, StepRequest, as_step_failure
+
+UNHEARD: Final = "unreachable"
+"""Code of a save whose announcement nobody will answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +60,11 @@ class Saver:
         self._thread = WorkThread("kvd-save", device)
         self.time = BusyTime()
         self.num_bytes = 0
-        self._lost: dict[str, StepFailed] = {}
+        self.lost = LostRows()
         self._lock = threading.Lock()
         self._device = device
         self._turn = threading.Lock()
         self._queued = 0
-
-    def lost(self, request: str) -> StepFailed | None:
-        """Why rows of the request are not in the pool although they were announced."""
-        with self._lock:
-            return self._lost.get(request)
-
-    def forget(self, request: str) -> None:
-        """The request has ended."""
-        with self._lock:
-            self._lost.pop(request, None)
 
     def start(self, task: SaveTask) -> None:
         """Save one layer, once kvd has answered its step or its announcement."""
@@ -126,11 +122,11 @@ class Saver:
             self._copy(task, state, plan)
         except (KvdRefused, DeviceError) as error:
             self._lose(task, as_step_failure(error))
-            self._tell(state, ok=False)
+            self._tell(state, state.saved.set, ok=False)
 
     def _copy(self, task: SaveTask, state: LayerState, plan: CopyPlan) -> None:
         assert state.tenancy is not None
-        self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
+        heard = self._client.slots.save_started(state.tenancy, SAVER, task.step.seconds_left())
         pool = pool_of(self._client, state.tenancy)
         if pool is None:
             raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
@@ -138,7 +134,7 @@ class Saver:
         self._stream.wait(task.written)
         started = time.monotonic_ns()
         plan.submit(self._stream, pool, self._memory)
-        ended = partial(self._ended, task, state, plan, started)
+        ended = partial(self._ended, task, state, plan, started, heard)
         self._stream.notify_host(ended)
         self.num_bytes += plan.num_bytes
 
@@ -148,8 +144,7 @@ class Saver:
             task.step.is_shed = True
             return
         task.step.fail(failure)
-        with self._lock:
-            self._lost.update({request.request: failure for request in task.requests})
+        self.lost.lose((request.request for request in task.requests), failure)
 
     def _ended(
         self,
@@ -157,37 +152,43 @@ class Saver:
         state: LayerState,
         plan: CopyPlan,
         started: int,
+        heard: Ticket | None,
         failure: DeviceError | None,
     ) -> None:
         self.time.ended(started)
         error: DeviceError | KvdRefused | None = failure
-        armed = state.armed
-        if error is None and armed is not None and armed.code:
-            error = _refused(armed)
+        if error is None and heard is not None and heard.code:
+            error = _refused(heard)
         if error is not None:
             self._lose(task, as_step_failure(error))
-            self._tell(state, ok=False)
+            self._tell(state, state.saved.set, ok=False)
             return
-        self._tell(state, ok=True, sums=plan.sums())
-        if armed is not None and not armed.is_settled:
-            armed.then(partial(self._heard, task, armed), rides=True)
+        posted: Callable[[], None] = state.saved.set
+        if heard is not None:
+            hear = partial(self._heard, task, state, heard)
+            posted = partial(heard.then, hear, rides=True)
+        self._tell(state, posted, ok=True, sums=plan.sums())
 
-    def _heard(self, task: SaveTask, armed: Ticket) -> None:
-        """kvd's answer to an announcement that was copied for the sake of its step."""
-        if armed.code:
-            self._lose(task, as_step_failure(_refused(armed)))
+    def _heard(self, task: SaveTask, state: LayerState, heard: Ticket) -> None:
+        """kvd's answer to the announcement of what was copied for the sake of its step."""
+        if heard.code or not heard.is_settled:
+            self._lose(task, as_step_failure(_refused(heard)))
+        state.saved.set()
 
-    def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
+    def _tell(
+        self, state: LayerState, posted: Callable[[], None], *, ok: bool, sums: bytes = b""
+    ) -> None:
         self._order.save_ended()
         rides = ok and self._alone and self._order.saves_open > 0
         assert state.tenancy is not None
         # Who waits for the save goes on while it is sent: what is said then comes behind it.
         with suppress(KvdRefused):
             self._client.slots.save_ended(
-                state.tenancy, SAVER, ok, sums=sums, rides=rides, posted=state.saved.set
+                state.tenancy, SAVER, ok, sums=sums, rides=rides, posted=posted
             )
-        state.saved.set()
+            return
+        posted()
 
 
-def _refused(armed: Ticket) -> KvdRefused:
-    return KvdRefused(armed.code, what="a save that was announced")
+def _refused(heard: Ticket) -> KvdRefused:
+    return KvdRefused(heard.code or UNHEARD, what="a save that was announced")

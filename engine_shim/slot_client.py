@@ -73,9 +73,10 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
-    def check_loaded(self, tenancy: Tenancy) -> None:
+    def check_loaded(self, tenancy: Tenancy) -> Ticket | None:
         """What its loads have copied may be used: kvd kept their blocks until now.
 
+        Returns: where they were copied for the sake of a step, kvd's answer to the begin.
         Raises: KvdRefused.
         """
 
@@ -109,8 +110,13 @@ class Desk(Protocol):
     def abandon(self, tenancy: Tenancy) -> None:
         """End what is left of loads and computing, as failed; harmless when nothing is."""
 
-    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
-        """Wait until kvd keeps both ends of this save for us; then its copy may start."""
+    def save_started(
+        self, tenancy: Tenancy, saver: str, deadline_s: float | None = None
+    ) -> Ticket | None:
+        """Wait until kvd keeps both ends of this save for us; then its copy may start.
+
+        Returns: where it may start for the sake of a step, kvd's answer to the announcement.
+        """
 
     def save_ended(
         self,

@@ -123,7 +123,8 @@ class LayerState:
     loaded:   set when nothing is loaded into the slot any more and kvd has been told.
     written:  the device event behind the write of the rows.
     armed:    kvd's answer to the announcement of its saves, None when there are none.
-    saved:    set when the layer's save has ended, or none was started.
+    is_let_go: compute has given the slot up while it was loaded: the loader says so in the end.
+    saved:    set when the layer's save has ended and kvd knew of it, or none was started.
 
     A step that fails sets `acquired` and `saved` of all layers: who waits must look at `failure`.
     """
@@ -136,6 +137,7 @@ class LayerState:
     load_event: Event | None = None
     is_written: bool = False
     is_computed: bool = False
+    is_let_go: bool = False
 
 
 class Step:
@@ -225,17 +227,22 @@ class Step:
         make: Callable[[tuple[StepRequest, ...]], list[SaveItem]],
     ) -> list[SaveItem]:
         """What is saved of these requests: the same in every layer, so it is made once."""
-        if self._saved[0] != requests:
-            self._saved = requests, make(requests)
-        return self._saved[1]
+        known = self._saved
+        if known[0] != requests:
+            known = self._saved = requests, make(requests)
+        return known[1]
 
     def load_items(
         self, missing: Missing, make: Callable[[StepRequest, int], LoadItem]
     ) -> list[LoadItem]:
-        """What is loaded of these requests: the same in nearly every layer."""
-        if self._loaded[0] != missing:
-            self._loaded = missing, [make(request, have) for request, have in missing]
-        return self._loaded[1]
+        """What is loaded of these requests: the same in nearly every layer.
+
+        Threads that ask for different requests at the same time each get their own.
+        """
+        known = self._loaded
+        if known[0] != missing:
+            known = self._loaded = missing, [make(request, have) for request, have in missing]
+        return known[1]
 
     def fail_request(self, request: str, failure: StepFailed) -> None:
         """One request's rows are not to be used; the first failure counts."""

@@ -109,9 +109,13 @@ class Announcements(StepCalls):
             pause_s = min(2 * pause_s, RETRY_MAX_S)
         raise misused(tenancy, "it was not written")
 
-    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
+    def save_started(
+        self, tenancy: Tenancy, saver: str, deadline_s: float | None = None
+    ) -> Ticket | None:
         """Wait until kvd keeps both ends of this save for us; then its copy may start.
 
+        Returns: what kvd has yet to say to `written`, where it keeps both ends for the sake of a
+            step: after a refusal nothing was saved. None where nothing is left to be said.
         Raises: KvdRefused; do not copy, report `save_ended` with ok=False: tenancy_misused,
             deadline_exceeded, unreachable, closed,
             pool_lost: the target blocks are of an earlier life of kvd;
@@ -120,15 +124,16 @@ class Announcements(StepCalls):
         core, end = self._core, self._end(deadline_s)
         core.check_process()
         what, code = f"the save of slot {tenancy.slot} by {saver}", SPAN_BUSY
+        heard: Ticket | None = None
         while code == SPAN_BUSY:
             with core.lock:
                 use = core.books.use_of(tenancy)
                 kept = core.books.save_of(use, saver).kept
                 armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
-            if kept is not None and kept.is_kept:
-                code = ""
-                break
             assert armed is not None
+            if kept is not None and kept.is_kept:
+                code, heard = armed.code, armed
+                break
             code = armed.wait(left_s(end))
             if is_last:
                 break
@@ -140,3 +145,4 @@ class Announcements(StepCalls):
         with core.lock:
             if tenancy.generation != core.generation:
                 raise KvdRefused("pool_lost", what=what)
+        return heard

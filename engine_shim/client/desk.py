@@ -48,12 +48,13 @@ class SlotDesk(Acquiring):
 
     # Steps of a tenancy -----------------------------------------------------------------------
 
-    def check_loaded(self, tenancy: Tenancy) -> None:
+    def check_loaded(self, tenancy: Tenancy) -> Ticket | None:
         """To be asked when all loads of the tenancy have ended, before their rows are used.
 
         While kvd lives it keeps the blocks of a load. If it died before the copy's end, its next
         life may have given them to somebody else meanwhile: the rows are not to be trusted.
 
+        Returns: what kvd has yet to say to loads of a step; None where nothing is left to be said.
         Raises: KvdRefused(pool_lost, and what kvd answered meanwhile to loads of a step).
         """
         core = self._core
@@ -67,13 +68,14 @@ class SlotDesk(Acquiring):
                 and not gate.hung_up()
             )
             use = core.books.use_of(tenancy)
-            answer = use.acquired if use.kept is not None else None
+            answer = use.acquired if use.kept is not None and use.kept.is_kept else None
         if not is_kept:
             raise KvdRefused("pool_lost", what=f"the loads of slot {tenancy.slot}")
         if answer is not None and answer.code:
             raise KvdRefused(
                 answer.code, what=f"the loads of slot {tenancy.slot}", slot=tenancy.slot
             )
+        return answer
 
     def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
         """All loads of the tenancy have ended; not ok poisons its rows.

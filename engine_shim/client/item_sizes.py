@@ -29,7 +29,7 @@ def is_plain(item: SlotItem) -> bool:
         case AcquiredItem():
             return not item.loads and -1 <= item.layer < LAYERS_MAX
         case SaveEndedItem():
-            return not (item.tokens or item.sums)
+            return not (item.tokens or item.sums) and item.saver.isascii()
         case LoadEndedItem():
             return not item.bad
         case ComputedItem() | PoisonedItem():

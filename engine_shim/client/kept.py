@@ -27,6 +27,11 @@ class KeptStep:
     closed: bool = field(default=False, init=False)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether kvd keeps nothing, and never did."""
+        return self.answer.is_settled and bool(self.answer.code)
+
+    @property
     def is_kept(self) -> bool:
         """Whether kvd keeps the blocks."""
         return self.answer.is_settled and not self.answer.code and not self.closed

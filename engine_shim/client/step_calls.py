@@ -5,6 +5,8 @@
        +-------> close_step: told to kvd once the last of these copies was reported
 
 A step outlives none of kvd's lives: what is begun after a re-attach is asked for layer by layer.
+So is what is begun while the connection is lost: the next life may have been told already what
+runs, and would not wait for more.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from engine_shim.client.gate_waits import GateWaits
 from engine_shim.client.item_sizes import PLAIN_BYTES, is_plain
 from engine_shim.client.kept import KeptStep
+from engine_shim.client.session import LinkState
 from kvd.wire.slot_items import LoadItem, SaveItem, SlotItem, StepClosedItem, StepOpenedItem
 
 
@@ -57,8 +60,12 @@ class StepCalls(GateWaits):
         return [PLAIN_BYTES] if is_plain(item) else self._core.sizes_of([item])
 
     def close_step(self, kept: KeptStep) -> None:
-        """No copy of the step begins any more; those that run are waited for. Idempotent."""
+        """No copy of the step begins any more; those that run are waited for. Idempotent.
+
+        Raises: KvdRefused(process_forked).
+        """
         core = self._core
+        core.check_process()
         with core.lock:
             kept.closes = True
             items = self._closing(kept)
@@ -69,8 +76,9 @@ class StepCalls(GateWaits):
 
     def _counts(self, kept: KeptStep) -> bool:
         """Whether copies may name the step: they begin once it is kept. The lock is held."""
-        is_open = not kept.closes and kept.generation == self._core.generation
-        return is_open and not kept.answer.code
+        core = self._core
+        is_present = core.state is LinkState.ATTACHED and kept.generation == core.generation
+        return is_present and not (kept.closes or kept.is_refused)
 
     def _end_copies(self, kept: KeptStep | None, count: int = 1) -> list[SlotItem]:
         """Copies were reported; what is to be posted behind their ends. Under the lock."""
@@ -83,5 +91,6 @@ class StepCalls(GateWaits):
         if not kept.closes or kept.copies or kept.closed:
             return []
         kept.closed = True
-        # Another kvd knows nothing of it.
-        return [StepClosedItem(kept.number)] if kept.generation == self._core.generation else []
+        # Where another kvd came meanwhile it was perhaps that one which was asked; otherwise it
+        # does not know the number, which no step has twice.
+        return [] if kept.is_refused else [StepClosedItem(kept.number)]

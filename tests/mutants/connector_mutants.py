@@ -85,7 +85,7 @@ MUTANTS: Final = (
     Mutant(
         "a lost save is not told to the next step",
         "engine_shim.pipeline",
-        "            lost = None if request.optional else self._saver.lost(request.request)\n",
+        "            lost = None if request.optional else self._saver.lost.why(request.request)\n",
         "            lost = None\n",
         WORKER,
     ),

@@ -38,6 +38,15 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/test_pipeline_pressure.py",
             "tests/unit/engine_shim/test_copy_order.py",
         ),
+        "kept steps": (
+            "tests/unit/engine_shim/test_kept_steps.py",
+            "tests/unit/engine_shim/test_kept_steps_ends.py",
+        ),
+        "kept steps of a client": (
+            "tests/unit/client/test_client_steps.py",
+            "tests/unit/client/test_client_steps_loss.py",
+            "tests/unit/client/test_tickets.py",
+        ),
         "queued copies": ("tests/unit/engine_shim/test_device_cpu_copies.py",),
         "slots taken early": (
             "tests/unit/engine_shim/test_gate.py",

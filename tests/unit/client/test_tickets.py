@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from engine_shim.client.tickets import Calls, Ticket
 
@@ -68,3 +70,46 @@ def test_a_call_for_riding_items_pushes_them() -> None:
     ticket = Ticket(threading.Lock(), 1, push=lambda: pushes.append("pushed"))
     ticket.then(lambda: None)
     assert pushes == ["pushed"]
+
+
+def test_all_who_asked_are_called_in_their_order() -> None:
+    calls: Calls = deque()
+    lock, heard = threading.Lock(), list[str]()
+    ticket = Ticket(lock, 1, calls)
+    for name in ("first", "second", "third"):
+        ticket.then(partial(heard.append, name))
+    with lock:
+        ticket.settle("")
+    assert made_by(calls) == ["called"] * 3
+    ticket.then(lambda: heard.append("late"))
+    assert heard == ["first", "second", "third", "late"]
+
+
+def test_who_asks_again_after_nobody_would_answer_is_called_with_the_answer() -> None:
+    calls: Calls = deque()
+    lock, heard = threading.Lock(), list[str]()
+    ticket = Ticket(lock, 1, calls)
+    ticket.then(lambda: heard.append(ticket.wait(0)))
+    with lock:
+        ticket.give_up("unreachable")
+    assert made_by(calls) == ["called"]
+    with lock:
+        ticket.resume()
+    ticket.then(lambda: heard.append(ticket.wait(0)))
+    with lock:
+        ticket.settle("refused")
+    assert made_by(calls) == ["called"]
+    assert heard == ["unreachable", "refused"]
+
+
+def test_a_call_that_rides_pushes_nothing_and_comes_all_the_same() -> None:
+    pushes, calls = list[str](), deque[Callable[[], None]]()
+    lock = threading.Lock()
+    ticket = Ticket(lock, 1, calls, push=lambda: pushes.append("pushed"))
+    ticket.then(lambda: None, rides=True)
+    assert not pushes
+    ticket.then(lambda: None)
+    assert pushes == ["pushed"]
+    with lock:
+        ticket.settle("")
+    assert made_by(calls) == ["called"] * 2

@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
 
-from engine_shim.client import KeptStep, KvdRefused, SlotQuarantined, Tenancy, Ticket
+from engine_shim.client import KvdRefused, SlotQuarantined, Ticket
+from engine_shim.client.tickets import Calls
 from engine_shim.gate import AcquiredEpochs
 from kvd.core import effects as ef
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
 from kvd.core.check import problems
-from kvd.core.ids import MemberRef, SlotRef
 from kvd.core.machine import Machine
 from kvd.core.state import Settings
 from kvd.memory.sum_area import SumArea
-from kvd.server.translate import OwnEvent, layout_of, load_specs, read_spec, save_specs
+from kvd.server.translate import OwnEvent, layout_of
 from kvd.store.dict_index import DictIndex
 from kvd.wire.gate_layout import make_word
 from kvd.wire.layout import BlockLayoutSpec
-from kvd.wire.slot_items import BadSumItem, LoadItem, ReadItem, SaveItem
 from kvd.wire.sum_layout import SumShape, SumView
 from kvd_kernels.host import Mapping
+from tests.unit.engine_shim.fake_desk import MEMBER, FakeDesk
 
-MEMBER = MemberRef("engine", "rank0", 7)
+__all__ = ["MEMBER", "FakeDesk", "FakeKvd"]
+
+ENDS: Final = (se.LoadEnded, se.Computed, se.SaveEnded, se.StepClosed)
 
 
 class FakeKvd:
@@ -34,6 +38,9 @@ class FakeKvd:
 
     `quarantined`: slots whose gate will not open.
     `busy_saves`: announcements of saves that are refused, as if another rank loaded their blocks.
+    `said`: slot events that have reached kvd, in order.
+
+    After `hold` slot events are under way until `deliver`; what other members say overtakes them.
     """
 
     def __init__(
@@ -52,6 +59,12 @@ class FakeKvd:
         self.generation = 1
         self.quarantined: set[int] = set()
         self.busy_saves = 0
+        self.is_attached = True
+        self.said: list[OwnEvent] = []
+        self._under_way: deque[tuple[OwnEvent, Ticket]] = deque()
+        self._is_holding = False
+        self._ticket_lock = threading.Lock()
+        self._calls: Calls = deque()
         fd = os.memfd_create("fake-pool", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         self.pool: Mapping | None = Mapping(fd, size, writable=True)
@@ -91,11 +104,6 @@ class FakeKvd:
             self._sums_map = Mapping(self.sums.fd, self.sums.size, writable=False)
         return SumView(self._sums_map)
 
-    @property
-    def is_attached(self) -> bool:
-        """It never goes away."""
-        return True
-
     def close(self) -> None:
         """Unmap the pool and its checksums."""
         for mapping in (self.pool, self._sums_map, self.sums):
@@ -103,15 +111,91 @@ class FakeKvd:
                 mapping.close()
 
     def post(self, item: OwnEvent) -> Ticket:
-        """Apply one slot event; its ticket is settled."""
+        """Apply one slot event; its ticket is settled, unless events are held."""
+        ticket = Ticket(self._ticket_lock, 1, self._calls)
         with self._lock:
-            number = self._next_no
-            self._next_no += 1
-            answer = self.handle(ev.SlotsChanged(1, MEMBER, number, (item,)))
-        assert isinstance(answer, res.SlotsSeen)
-        ticket = Ticket(threading.Lock(), 1)
-        ticket.settle(answer.codes[0] if answer.codes else "")
+            self._under_way.append((item, ticket))
+            self._lock.notify_all()
+            if self._is_holding:
+                return ticket
+            while self._under_way:
+                self._apply_next()
+        self._run_calls()
         return ticket
+
+    def refuse(self, code: str) -> Ticket:
+        """The ticket of an event that kvd refuses."""
+        ticket = Ticket(self._ticket_lock, 1, self._calls)
+        with self._ticket_lock:
+            ticket.settle(code)
+        return ticket
+
+    def hold(self) -> None:
+        """What is said from here on is under way until it is delivered."""
+        with self._lock:
+            self._is_holding = True
+
+    @property
+    def num_held(self) -> int:
+        """Slot events that are under way."""
+        return len(self._under_way)
+
+    def deliver(self, count: int | None = None) -> None:
+        """Let kvd hear the first `count` that are under way; None: all, and no more is held."""
+        with self._lock:
+            for _ in range(self.num_held if count is None else count):
+                self._apply_next()
+            self._is_holding = count is not None
+        self._run_calls()
+
+    def until_posted(self, kind: type[OwnEvent], count: int, seconds: float = 10.0) -> None:
+        """Wait until so many events of one kind are under way."""
+
+        def come() -> bool:
+            return sum(isinstance(item, kind) for item, _ in self._under_way) >= count
+
+        with self._lock:
+            assert self._lock.wait_for(come, seconds), "they were not posted"
+
+    def go_away(self) -> None:
+        """The connection ends: nothing is heard any more."""
+        with self._lock:
+            self._is_holding, self.is_attached = True, False
+
+    def come_back(self, *, another: bool) -> None:
+        """The same kvd hears what it missed; or another life, to which all blocks are void."""
+        if not another:
+            self.is_attached = True
+            self.deliver()
+            return
+        with self._lock:
+            lost = list(self._under_way)
+            # The announcement of the slots says as much as the ends do.
+            ends = [item for item, _ in lost if isinstance(item, ENDS)]
+            made = [Ticket(self._ticket_lock, 1, self._calls) for _ in ends]
+            self._under_way = deque(zip(ends, made, strict=True))
+            self.generation += 1
+        with self._ticket_lock:
+            for _, ticket in lost:
+                ticket.settle("pool_lost")
+        self._run_calls()
+        self.is_attached = True
+        self.deliver()
+
+    def _apply_next(self) -> None:
+        item, ticket = self._under_way.popleft()
+        number = self._next_no
+        self._next_no += 1
+        answer = self.handle(ev.SlotsChanged(1, MEMBER, number, (item,)))
+        assert isinstance(answer, res.SlotsSeen)
+        self.said.append(item)
+        with self._ticket_lock:
+            ticket.settle(answer.codes[0] if answer.codes else "")
+
+    def _run_calls(self) -> None:
+        """Call who waits for answers, with no lock held."""
+        while self._calls:
+            self._calls.popleft()()
 
     def take(self, slot: int, seconds: float) -> int:
         """Wait at the gate and take the slot; returns its epoch."""
@@ -198,230 +282,3 @@ class FakeKvd:
     def abort(self, request: str) -> None:
         """See `BlockClient`."""
         self.handle(ev.RequestEnded(1, MEMBER, request, None, aborted=True))
-
-
-class FakeDesk:
-    """The slots of a `FakeKvd`'s member."""
-
-    def __init__(self, kvd: FakeKvd) -> None:
-        self._kvd = kvd
-        self._saves: dict[tuple[int, int], Ticket] = {}
-        self._said: dict[tuple[int, int], se.Written] = {}
-        self._kept_loads: dict[tuple[int, int], KeptStep] = {}
-        self._kept_saves: dict[tuple[int, int], KeptStep] = {}
-        self._steps = 0
-        self._asked: dict[tuple[int, int], Ticket] = {}
-
-    def open_step(
-        self,
-        loads: Sequence[LoadItem] = (),
-        saves: Sequence[SaveItem] = (),
-        deadline_s: float | None = None,
-    ) -> KeptStep:
-        """See `Desk`."""
-        self._steps += 1
-        number = self._steps
-        event = se.StepOpened(MEMBER, number, load_specs(loads), save_specs(saves))
-        ticket = self._kvd.post(event)
-        return KeptStep(number, self._kvd.generation, list(loads), list(saves), ticket)
-
-    def close_step(self, kept: KeptStep) -> None:
-        """See `Desk`."""
-        kept.closes = True
-        self._end_copies(kept, 0)
-
-    def _end_copies(self, kept: KeptStep | None, count: int = 1) -> None:
-        if kept is None:
-            return
-        with self._kvd._lock:
-            kept.copies -= count
-            ends = kept.closes and not kept.copies and not kept.closed
-            kept.closed = kept.closed or ends
-        if ends:
-            self._kvd.post(se.StepClosed(MEMBER, kept.number))
-
-    def _begin_copies(self, kept: KeptStep | None, count: int) -> KeptStep | None:
-        if kept is None or kept.closes or not count:
-            return None
-        with self._kvd._lock:
-            kept.copies += count
-        return kept
-
-    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
-        """See `Desk`."""
-        use = tenancy.slot, tenancy.epoch
-        kept = self._kept_saves.get(use)
-        return self._saves[use] if kept is None else kept.answer
-
-    def acquire(
-        self,
-        slot: int,
-        layer: int = -1,
-        loads: Sequence[LoadItem] = (),
-        deadline_s: float | None = None,
-        *,
-        boot_id: bytes | None = None,
-        early: bool = False,
-    ) -> Tenancy:
-        """See `Desk`."""
-        tenancy, ticket = self.begin(slot, layer, loads, deadline_s, boot_id=boot_id, early=early)
-        self.await_loads(tenancy, layer, loads, ticket, deadline_s)
-        return tenancy
-
-    def begin(
-        self,
-        slot: int,
-        layer: int = -1,
-        loads: Sequence[LoadItem] = (),
-        deadline_s: float | None = None,
-        *,
-        boot_id: bytes | None = None,
-        early: bool = False,
-        kept: KeptStep | None = None,
-    ) -> tuple[Tenancy, Ticket]:
-        """See `Desk`."""
-        epoch = self._kvd.take(slot, deadline_s or 10.0)
-        tenancy = Tenancy(slot, epoch, self._kvd.generation)
-        kept = self._begin_copies(kept, 1 if loads else 0)
-        if kept is not None and kept.is_kept and kept.loads == list(loads):
-            event = se.Acquired(_ref(tenancy), layer, (), kept.number)
-            ticket = self._asked[slot, epoch] = self._kvd.post(event)
-        else:
-            ticket = self._acquired(tenancy, layer, loads)
-        if kept is None:
-            return tenancy, ticket
-        self._kept_loads[slot, epoch] = kept
-        return tenancy, kept.answer
-
-    def asked(self, tenancy: Tenancy) -> Ticket:
-        """See `Desk`."""
-        return self._asked[tenancy.slot, tenancy.epoch]
-
-    def _acquired(self, tenancy: Tenancy, layer: int, loads: Sequence[LoadItem]) -> Ticket:
-        ticket = self._kvd.post(se.Acquired(_ref(tenancy), layer, load_specs(loads)))
-        self._asked[tenancy.slot, tenancy.epoch] = ticket
-        return ticket
-
-    def await_loads(
-        self,
-        tenancy: Tenancy,
-        layer: int,
-        loads: Sequence[LoadItem],
-        ticket: Ticket,
-        deadline_s: float | None = None,
-    ) -> None:
-        """See `Desk`."""
-        end = time.monotonic() + (deadline_s or 10.0)
-        while code := ticket.code:
-            if code not in ("span_busy", "span_unwritten") or time.monotonic() > end:
-                self._kvd.post(se.Computed(_ref(tenancy), False))  # the slot is given back
-                raise KvdRefused(code, slot=tenancy.slot)
-            with self._kvd._lock:
-                self._kvd._lock.wait(0.01)
-            ticket = self._acquired(tenancy, layer, loads)
-
-    def await_free(self, slot: int, deadline_s: float | None = None) -> None:
-        """See `KvdClient`."""
-        self._kvd.await_free(slot, 10.0 if deadline_s is None else deadline_s)
-
-    def await_untouched(self, slots: Sequence[int], deadline_s: float | None = None) -> None:
-        """See `Desk`."""
-        end = time.monotonic() + (deadline_s or 10.0)
-        for slot in slots:
-            self._kvd.await_free(slot, end - time.monotonic())
-
-    def abandon(self, tenancy: Tenancy) -> None:
-        """See `Desk`."""
-        ref = _ref(tenancy)
-        kinds = self._kvd.holds(tenancy.slot)
-        if "compute" in kinds:
-            self._kvd.post(se.LoadEnded(ref, False))
-            self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
-            self._kvd.post(se.Computed(ref, False))
-
-    def check_loaded(self, tenancy: Tenancy) -> None:
-        """See `Desk`."""
-
-    def load_ended(self, tenancy: Tenancy, ok: bool, bad: Sequence[BadSumItem] = ()) -> Ticket:
-        """See `Desk`."""
-        damaged = tuple(se.BadSum(one.block, one.expected, one.got) for one in bad)
-        ticket = self._kvd.post(se.LoadEnded(_ref(tenancy), ok, damaged))
-        self._end_copies(self._kept_loads.pop((tenancy.slot, tenancy.epoch), None))
-        return ticket
-
-    def written(
-        self,
-        tenancy: Tenancy,
-        layer: int,
-        saves: Sequence[SaveItem] = (),
-        reads: Sequence[ReadItem] = (),
-        deadline_s: float | None = None,
-        *,
-        kept: KeptStep | None = None,
-    ) -> Ticket:
-        """See `Desk`."""
-        specs, number = save_specs(saves), 0
-        kept = self._begin_copies(kept, len(saves))
-        if kept is not None:
-            self._kept_saves[tenancy.slot, tenancy.epoch] = kept
-            if kept.is_kept and kept.saves == list(saves):
-                specs, number = (), kept.number
-        offered = tuple(read_spec(layer, it) for it in reads)
-        return self._announce(tenancy, se.Written(_ref(tenancy), layer, specs, offered, number))
-
-    def _announce(self, tenancy: Tenancy, event: se.Written) -> Ticket:
-        kvd = self._kvd
-        with kvd._lock:
-            if event.saves and kvd.busy_saves:
-                kvd.busy_saves -= 1
-                ticket = Ticket(threading.Lock(), 1)
-                ticket.settle("span_busy")
-            else:
-                ticket = kvd.post(event)
-            self._said[tenancy.slot, tenancy.epoch] = event
-            self._saves[tenancy.slot, tenancy.epoch] = ticket
-            return ticket
-
-    def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:
-        """See `Desk`."""
-        use = tenancy.slot, tenancy.epoch
-        while (ticket := self._saves[use]).code == "span_busy":
-            self._announce(tenancy, self._said[use])
-        return ticket
-
-    def computed(self, tenancy: Tenancy, ok: bool = True, *, rides: bool = False) -> Ticket:
-        """See `Desk`."""
-        return self._kvd.post(se.Computed(_ref(tenancy), ok))
-
-    def save_started(self, tenancy: Tenancy, saver: str, deadline_s: float | None = None) -> None:
-        """See `Desk`."""
-        use = tenancy.slot, tenancy.epoch
-        kept = self._kept_saves.get(use)
-        if kept is not None and kept.is_kept:
-            return
-        with self._kvd._lock:
-            self._kvd._lock.wait_for(lambda: self._saves[use].code != "span_busy", deadline_s)
-        code = self._saves[use].code
-        if code:
-            raise KvdRefused(code, slot=tenancy.slot)
-
-    def save_ended(
-        self,
-        tenancy: Tenancy,
-        saver: str,
-        ok: bool,
-        tokens: Sequence[int] = (),
-        sums: bytes = b"",
-        *,
-        rides: bool = False,
-        posted: Callable[[], None] = lambda: None,
-    ) -> Ticket:
-        """See `Desk`."""
-        ticket = self._kvd.post(se.SaveEnded(_ref(tenancy), saver, ok, tuple(tokens), sums))
-        self._end_copies(self._kept_saves.pop((tenancy.slot, tenancy.epoch), None))
-        posted()
-        return ticket
-
-
-def _ref(tenancy: Tenancy) -> SlotRef:
-    return SlotRef(MEMBER, tenancy.slot, tenancy.epoch)

@@ -26,6 +26,7 @@ exposed(i) = max(0, T - (W + C)); with one buffer nothing is hidden: exposed(i) 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ from kvd.plan.layout import BlockLayout
 from kvd.plan.ring import plan_ring
 from kvd.wire.layout import BlockLayoutSpec, Part
 from tests.unit.engine_shim.fake_kvd import FakeKvd
-from tests.unit.engine_shim.virtual_threads import SharedDevice, virtual_threads
+from tests.unit.engine_shim.virtual_threads import Baton, SharedDevice, virtual_threads
 
 LAYERS = 7
 BLOCK = 4
@@ -102,8 +103,11 @@ def _times(
     return issue, loaded, exposed, written
 
 
-def measured(plan: Schedule) -> list[int]:
-    """Exposed delay of each layer of a step that loads a prefix and saves what follows."""
+def measured(plan: Schedule, answer_ns: int = 0) -> list[int]:
+    """Exposed delay of each layer of a step that loads a prefix and saves what follows.
+
+    answer_ns: how long kvd takes to hear and answer what was said until it began to.
+    """
     count = plan.loads + max(1, plan.saves)
     parts = [[Part("main", ROW)] for _ in range(LAYERS)]
     layout = BlockLayoutSpec("times", "uint8", BLOCK, parts)
@@ -153,10 +157,44 @@ def measured(plan: Schedule) -> list[int]:
         prefix = plan.loads * BLOCK
         step(0, prefix, contributes=True)
         kvd.wait_all_free()
+        ended = threading.Event()
+        if answer_ns:
+            kvd.hold()
+            server = baton.spawn(lambda: answer(kvd, baton, answer_ns, ended))
         found = step(prefix, count * BLOCK, contributes=plan.saves > 0)
+        ended.set()
+        if answer_ns:
+            assert baton.wait(lambda: server.is_over)
+            kvd.deliver()
         kvd.close()
         memory.close()
     return found
+
+
+def answer(kvd: FakeKvd, baton: Baton, answer_ns: int, ended: threading.Event) -> None:
+    """Be a kvd that takes so long for each batch."""
+    while baton.wait(lambda: kvd.num_held > 0 or ended.is_set()) and not ended.is_set():
+        count = kvd.num_held
+        baton.spend(answer_ns)
+        kvd.deliver(count)
+
+
+@pytest.mark.parametrize("saves", [0, 1])
+def test_a_kept_step_waits_for_one_answer(saves: int) -> None:
+    """That to the step; the layers' own are not waited for, however long they take."""
+    late_ns = 3 * BLOCK_NS
+    plan = Schedule(LAYERS, 1, loads=2, saves=saves, write_ns=3, compute_ns=5 * BLOCK_NS)
+    first, *rest = measured(plan, late_ns)
+    assert (first, rest) == (late_ns + 2 * BLOCK_NS, [0] * (LAYERS - 1))
+
+
+def test_without_it_layers_wait_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.core.steps.STEPS_MAX", 0)
+    late_ns = 4 * BLOCK_NS
+    plan = Schedule(LAYERS, 1, loads=2, saves=0, write_ns=3, compute_ns=5 * BLOCK_NS)
+    first, *rest = measured(plan, late_ns)
+    assert first >= 2 * late_ns + 2 * BLOCK_NS, "the step's, and its own"
+    assert max(rest) > 0
 
 
 @pytest.mark.parametrize("buffers", [2, 3, 4, LAYERS, LAYERS + 2])

@@ -18,6 +18,7 @@ import pytest
 
 import tests.unit.engine_shim.fake_kvd as fake_kvd
 from engine_shim import copy_order, copy_threads, loader, pipeline, saver, steps
+from engine_shim.client import tickets
 from engine_shim.device_virtual import VirtualDevice
 
 DEADLOCK_NS = 10**15
@@ -196,7 +197,7 @@ def virtual_threads(device: VirtualDevice) -> Iterator[Baton]:
         return layer(acquired=events[0], loaded=events[1], saved=events[2])
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (copy_threads, saver, steps, fake_kvd):
+        for module in (copy_threads, saver, steps, tickets, fake_kvd):
             patch.setattr(module, "threading", threads)
         for module in (copy_order, steps):
             patch.setattr(module, "Condition", threads.Condition)

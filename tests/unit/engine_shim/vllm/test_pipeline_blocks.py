@@ -240,13 +240,15 @@ class _Unheard(Ticket):
         call()
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
 def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
     """From then on the end of the request, which comes another way, refuses none of them."""
     engine = make((), deadline_s=SHORT_S)
     written = engine.kvd.slots.written
-    monkeypatch.setattr(engine.kvd.slots, "open_step", _busy)
+    if not is_kept:
+        monkeypatch.setattr(engine.kvd.slots, "open_step", _busy)
 
     def unheard(*args: object, **more: object) -> Ticket:
         written(*args, **more)  # type: ignore[arg-type]
@@ -263,22 +265,6 @@ def _busy(*args: object) -> KeptStep:
     raise KvdRefused("busy", what="steps", limit=0)
 
 
-def test_a_step_whose_blocks_are_kept_waits_for_no_answer(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make((), deadline_s=SHORT_S)
-    written = engine.kvd.slots.written
-
-    def unheard(*args: object, **more: object) -> Ticket:
-        written(*args, **more)  # type: ignore[arg-type]
-        return Ticket(threading.Lock(), 1)
-
-    monkeypatch.setattr(engine.kvd.slots, "written", unheard)
-    pooled = engine.admit("a", TEXT)
-    assert engine.step((engine.request(pooled, 0, 6), TEXT)) is None
-    engine.kvd.wait_all_free()
-
-
 def test_blocks_of_heard_saves_stay_when_the_request_ends(make: Make) -> None:
     engine = make((Rule(Hang(), stream="save", kind="copy", nth=LAYERS - 1),))
     pooled = engine.admit("a", TEXT)
@@ -287,7 +273,7 @@ def test_blocks_of_heard_saves_stay_when_the_request_ends(make: Make) -> None:
     assert not set(engine.kvd.reserve("b", 38)) & set(pooled.blocks)
     resume(engine)
     engine.kvd.wait_all_free()
-    assert engine.worker.pipeline._saver.lost("a") is None
+    assert engine.worker.pipeline._saver.lost.why("a") is None
 
 
 def test_a_step_that_has_failed_says_so_at_every_call(make: Make) -> None:

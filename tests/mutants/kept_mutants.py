@@ -1,0 +1,150 @@
+"""Ways to break the steps whose blocks kvd keeps, on the member's side."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.patches import Mutant
+
+CALLS: Final = "engine_shim.client.step_calls"
+CLIENT: Final = ("kept steps of a client",)
+PIPELINE: Final = ("kept steps",)
+
+MUTANTS: Final = (
+    Mutant(
+        "a step is closed while its copies run",
+        CALLS,
+        "        if not kept.closes or kept.copies or kept.closed:\n",
+        "        if not kept.closes or kept.closed:\n",
+        CLIENT,
+    ),
+    Mutant(
+        "a step is closed again by every copy that ends",
+        CALLS,
+        "        kept.closed = True\n",
+        "",
+        CLIENT,
+    ),
+    Mutant(
+        "a step is not closed when another kvd came after it was asked for",
+        CALLS,
+        "        return [] if kept.is_refused else [StepClosedItem(kept.number)]\n",
+        "        is_void = kept.is_refused or kept.generation != self._core.generation\n"
+        "        return [] if is_void else [StepClosedItem(kept.number)]\n",
+        CLIENT,
+    ),
+    Mutant(
+        "what was kept by one kvd counts at the next",
+        CALLS,
+        "core.state is LinkState.ATTACHED and kept.generation == core.generation\n",
+        "core.state is LinkState.ATTACHED\n",
+        CLIENT,
+    ),
+    Mutant(
+        "copies begin on the word of a kvd that may be dead",
+        CALLS,
+        "core.state is LinkState.ATTACHED and kept.generation == core.generation\n",
+        "kept.generation == core.generation\n",
+        CLIENT,
+    ),
+    Mutant(
+        "copies begin for a step that is closing",
+        CALLS,
+        "is_present and not (kept.closes or kept.is_refused)\n",
+        "is_present and not kept.is_refused\n",
+        CLIENT,
+    ),
+    Mutant(
+        "a step that was refused is waited for by its layers",
+        CALLS,
+        "is_present and not (kept.closes or kept.is_refused)\n",
+        "is_present and not kept.closes\n",
+        CLIENT,
+    ),
+    Mutant(
+        "a save of a step begins before the step has its yes",
+        "engine_shim.client.announcements",
+        "            if kept is not None and kept.is_kept:\n                code, heard",
+        "            if kept is not None:\n                code, heard",
+        CLIENT,
+    ),
+    Mutant(
+        "what rides of a step is waited for",
+        "engine_shim.client.announcements",
+        "            is_awaited = bool(reads) or (bool(saves) and kept is None)\n",
+        "            is_awaited = bool(reads) or bool(saves)\n",
+        CLIENT,
+    ),
+    Mutant(
+        "only the last who asked is called",
+        "engine_shim.client.tickets",
+        "                self._then.append(call)\n",
+        "                self._then[:] = [call]\n",
+        CLIENT,
+    ),
+    Mutant(
+        "a save that kvd refused when it was copied counts as saved",
+        "engine_shim.saver",
+        "        if heard.code or not heard.is_settled:\n",
+        "        if not heard.is_settled:\n",
+        PIPELINE,
+    ),
+    Mutant(
+        "a layer is saved before kvd has taken it",
+        "engine_shim.saver",
+        "        if error is None and heard is not None:\n",
+        "        state.saved.set()\n        if error is None and heard is not None:\n",
+        PIPELINE,
+    ),
+    Mutant(
+        "a load that kvd refused when it was copied is used on",
+        "engine_shim.loader",
+        "        if heard.code and heard.code not in NOT_OF_ROWS:\n",
+        "        if False:\n",
+        PIPELINE,
+    ),
+    Mutant(
+        "a step whose answer came too late is forgotten",
+        "engine_shim.loader",
+        "                break  # it is closed",
+        "                step.kept_loads = None\n                break  # it is closed",
+        PIPELINE,
+    ),
+    Mutant(
+        "a step that was aborted is not closed",
+        "engine_shim.pipeline",
+        "        self._let_go(step)\n        self._keeper.close(step)\n",
+        "        self._let_go(step)\n",
+        PIPELINE,
+    ),
+    Mutant(
+        "a step that could not be begun is not closed",
+        "engine_shim.pipeline",
+        "        self._step = None\n        self._keeper.close(step)\n\n    def _may_load",
+        "        self._step = None\n\n    def _may_load",
+        PIPELINE,
+    ),
+    Mutant(
+        "a step whose blocks are kept ends before kvd knows of its saves",
+        "engine_shim.pipeline",
+        "            if step.failure is not None or (step.is_free",
+        "            if step.kept_saves is not None and step.kept_saves.is_kept:\n"
+        "                return\n"
+        "            if step.failure is not None or (step.is_free",
+        (*PIPELINE, "connector pipeline"),
+    ),
+    Mutant(
+        "threads share the list of what is loaded",
+        "engine_shim.steps",
+        "request, have in missing]\n        return known[1]\n",
+        "request, have in missing]\n        return self._loaded[1]\n",
+        PIPELINE,
+    ),
+    Mutant(
+        "a slot that was given up while it was loaded is never let go",
+        "engine_shim.loader",
+        "        if state.is_let_go and state.tenancy is not None:\n",
+        "        if False:\n",
+        PIPELINE,
+    ),
+)
