@@ -7,7 +7,6 @@ from typing import Final
 from tests.mutants.patches import Mutant
 
 ARMING = "kvd.core.arming"
-BLOCKS = "kvd.core.blocks"
 BOOKS = "kvd.core.block_books"
 LIVES = "kvd.core.block_lives"
 INCOMING = "kvd.core.incoming"
