@@ -14,6 +14,8 @@ SLOT_OPS: Final = "kvd.core.slot_ops"
 STEPS: Final = "kvd.core.steps"
 
 CAUGHT: Final = ("kept steps by example",)
+EVERYWHERE: Final = (*CAUGHT, "block machine", "simulator")
+BY_CHANCE: Final = (*CAUGHT, "simulator")
 
 MUTANTS: Final = (
     Mutant(
@@ -21,63 +23,63 @@ MUTANTS: Final = (
         BLOCKS,
         "        self.saving.update(targets)\n        self._pin_taken(sources, step)\n",
         "        self._pin_taken(sources, step)\n",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "a step does not pin its sources",
         BLOCKS,
         "        self.saving.update(targets)\n        self._pin_taken(sources, step)\n",
         "        self.saving.update(targets)\n",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "a closed step keeps nothing, whatever copies run",
         BLOCKS,
         "        if opened.closed and not opened.copies:\n",
         "        if opened.closed and step in self.steps:\n",
-        CAUGHT,
+        (*CAUGHT, "block machine"),
     ),
     Mutant(
         "a step is over with its last copy, closed or not",
         BLOCKS,
         "        if opened.closed and not opened.copies:\n",
         "        if not opened.copies:\n",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "a step keeps its blocks for ever",
         BLOCKS,
         "            self._leave(opened.targets)\n",
         "",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "a step pins its blocks for ever",
         BLOCKS,
         "            self._unpin_taken(opened.sources, step)\n",
         "",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "another member saves into targets of a step",
         COPIES,
         "    steps.check_others(m, member, saved=taken)\n",
         "",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "another member loads targets of a step",
         COPIES,
         "    steps.check_others(m, member, loaded=load.blocks)\n",
         "",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "two members have a step of the same targets",
         STEPS,
         "    check_others(m, member, saved=targets, loaded=sources)\n",
         "",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "a step is refused for members of another shard",
@@ -91,28 +93,28 @@ MUTANTS: Final = (
         BOOKS,
         "        if any(block in kept.targets for kept in self.steps.values()):\n",
         "        if block < 0:\n",
-        CAUGHT,
+        EVERYWHERE,
     ),
     Mutant(
         "a step saves into what is read",
         STEPS,
         "    read = targets.intersection(block for block, _ in table.span_readers)\n",
         "    read = targets.intersection(())\n",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "a step saves into what another member loads",
         STEPS,
         '    _check_open(table, member, targets, table.load_blocks, "loaded")\n',
         "",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "steps of a dead member keep their blocks for ever",
         MEMBERS,
         "    steps.close_all(m, member)\n",
         "",
-        CAUGHT,
+        BY_CHANCE,
     ),
     Mutant(
         "the number of a step is accepted twice",
