@@ -216,8 +216,8 @@ class BlockDriver:
         if any(self.is_busy(block, span) for block in found.targets):
             self.poison_all(found.targets)
             return
-        self.serial += 1
         save = self.save_id(self.serial)
+        self.serial += 1
         blocks = tuple(found.targets)
         self.table.begin_save(save, *span, blocks, (count,) * len(blocks), step)
         self.model.begin_save(save, span, dict.fromkeys(blocks, count))
