@@ -133,9 +133,14 @@ class BlockBooks:
         shard: int,
         tokens: Sequence[int],
         requests: Sequence[str],
+        kept: frozenset[int] = frozenset(),
     ) -> None:
-        """`check_save` of many blocks; raises for the first that is refused, as it would."""
-        if self._may_all_be_saved(engine, blocks, layer, shard, tokens, requests):
+        """`check_save` of many blocks; raises for the first that is refused, as it would.
+
+        kept: blocks that open steps of the member keep. Those may be poisoned by now, as long as
+            others are not: it harms nobody to save into them, and the rows of others are good.
+        """
+        if self._may_all_be_saved(engine, blocks, layer, shard, tokens, requests, kept):
             return
         for block, count, request in zip(blocks, tokens, requests, strict=True):
             self.check_save(engine, block, layer, shard, count, request)
@@ -148,9 +153,12 @@ class BlockBooks:
         shard: int,
         tokens: Sequence[int],
         requests: Sequence[str],
+        kept: frozenset[int],
     ) -> bool:
         """Whether that is plain to see, as it is for nearly every save; False says nothing."""
         if not blocks or not len(blocks) == len(tokens) == len(requests):
+            return False
+        if not self.has_good(blocks, kept):
             return False
         if min(tokens) < 1 or max(tokens) > self.shape.block_tokens:
             return False
@@ -163,17 +171,28 @@ class BlockBooks:
         return all(block in owned[name] for block, name in zip(blocks, requests, strict=True))
 
     def is_untouched(self, blocks: Iterable[int], span: int) -> bool:
-        """Whether it is plain to see that a span of filling blocks may be saved now: none of them
-        is poisoned, and nobody saves, loads or reads it. False says nothing."""
-        if self.span_readers or not self.dead.isdisjoint(blocks):
-            return False
+        """Whether it is plain to see that nobody saves, loads or reads a span of filling blocks
+        now. False says nothing."""
+        if self.span_readers:
+            layer = span // self.shape.num_shards
+            if any((block, layer) in self.span_readers for block in blocks):
+                return False
         copies = (self.span_saves.get(span, {}), self.span_loads.get(span, {}))
         return all(taken.isdisjoint(blocks) for of in copies for taken in of.values())
 
+    def has_good(self, blocks: Sequence[int] | frozenset[int], kept: frozenset[int]) -> bool:
+        """Whether of blocks to save into none is poisoned, or only such as `kept`, and not all."""
+        dead = self.dead.intersection(blocks)
+        return not dead or (len(dead) < len(blocks) and kept.issuperset(dead))
+
     def is_loadable(self, blocks: frozenset[int], span: int) -> bool:
         """Whether what an open step loads may still be loaded; False says nothing."""
+        return self.dead.isdisjoint(blocks) and not self.is_any_saved(blocks, span)
+
+    def is_any_saved(self, blocks: Iterable[int], span: int) -> bool:
+        """Whether a save into this span of one of the blocks is open."""
         saves = self.span_saves.get(span, {}).values()
-        return self.dead.isdisjoint(blocks) and all(taken.isdisjoint(blocks) for taken in saves)
+        return not all(taken.isdisjoint(blocks) for taken in saves)
 
     def check_source(
         self, owner: RequestKey, block: int, shard: int, tokens: int, written: Collection[int]

@@ -55,9 +55,11 @@ def _check_saves(m: State, member: Member, event: se.Written) -> None:
         raise LocalError("layer_unmapped", layer=event.layer)
     if event.step:
         span = table.shape.span(event.layer, member.shard)
-        if table.is_untouched(steps.of_step(member, event.step).targets, span):
+        targets = table.steps[steps.of_step(member, event.step).id].targets
+        if table.has_good(targets, targets) and table.is_untouched(targets, span):
             return
     taken: set[int] = set()
+    kept = steps.targets_of(member)
     for save in event.saves:
         names = save.requests or ("",) * len(save.blocks)
         counted = len(set(save.blocks)) == len(save.blocks) == len(save.tokens) == len(names)
@@ -65,7 +67,7 @@ def _check_saves(m: State, member: Member, event: se.Written) -> None:
             raise LocalError("frame_malformed", detail="targets of a save do not add up")
         taken.update(save.blocks)
         engine = member.ref.engine
-        table.check_saves(engine, save.blocks, event.layer, member.shard, save.tokens, names)
+        table.check_saves(engine, save.blocks, event.layer, member.shard, save.tokens, names, kept)
     steps.check_others(m, member, saved=taken)
 
 
@@ -190,28 +192,39 @@ def check_loads(m: State, member: Member, event: se.Acquired) -> None:
         return
     table = pool_of(m)
     _check_shard(table.shape, member)
-    size = table.shape.block_tokens
     if not 0 <= event.layer < table.shape.num_layers:
         raise LocalError("layer_unmapped", layer=event.layer)
+    requests = m.engines[member.ref.engine].requests
+    span = table.shape.span(event.layer, member.shard)
     if event.step:
         kept = table.steps[steps.of_step(member, event.step).id]
-        span = table.shape.span(event.layer, member.shard)
-        requests = m.engines[member.ref.engine].requests
         ended = any(
             request is not None and request.ended
             for request in map(requests.get, [load.request for load in event.loads])
         )
         if not ended and table.is_loadable(kept.sources, span):
             return
+    sources = steps.sources_of(member)
+    is_wanted = any(load.request in requests for load in event.loads)
     for load in event.loads:
-        owner = RequestKey(member.ref.engine, load.request)
-        request = m.engines[member.ref.engine].requests.get(load.request)
-        if request is not None and request.ended:
-            raise LocalError("request_ended", request=load.request, detail=request.ended)
-        if not 0 < load.tokens <= size * len(load.blocks):
-            raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
-        table.check_loads(owner, load.blocks, event.layer, member.shard, load.tokens)
-        steps.check_others(m, member, loaded=load.blocks)
+        request = requests.get(load.request)
+        is_left = is_wanted and request is None and sources.issuperset(load.blocks)
+        if is_left and not table.is_any_saved(load.blocks, span):
+            # Its request is gone and uses no rows any more: those of the others are good.
+            continue
+        _check_load(m, member, event.layer, load)
+
+
+def _check_load(m: State, member: Member, layer: int, load: se.LoadSpec) -> None:
+    table, engine = pool_of(m), m.engines[member.ref.engine]
+    request = engine.requests.get(load.request)
+    if request is not None and request.ended:
+        raise LocalError("request_ended", request=load.request, detail=request.ended)
+    if not 0 < load.tokens <= table.shape.block_tokens * len(load.blocks):
+        raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
+    owner = RequestKey(engine.name, load.request)
+    table.check_loads(owner, load.blocks, layer, member.shard, load.tokens)
+    steps.check_others(m, member, loaded=load.blocks)
 
 
 def begin_loads(m: State, member: Member, tenancy: Tenancy, event: se.Acquired) -> None:

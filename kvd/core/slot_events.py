@@ -77,7 +77,10 @@ class StepOpened:
 
 @record
 class StepClosed:
-    """No copy of this step begins any more."""
+    """No copy of this step begins any more, and those that were refused have ended.
+
+    Those that were not are known by name: the step ends with the last of them.
+    """
 
     member: MemberRef
     number: int

@@ -83,10 +83,15 @@ def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list
     except KvdError as error:
         m.count(f"refused_{error.code}")
         m.story.record(now, (event.ref,), event, error.code)
+        steps.refused(m, member, event, now)
         return error.code
     if type(event) is se.Written:
         event = arming.without_failed(m, event)
-    elif type(event) is se.LoadEnded:
+        why = apply(m, member, event, now, out)
+        if why and why != "already_armed":
+            steps.refused(m, member, event, now)
+        return why
+    if type(event) is se.LoadEnded:
         if event.bad:
             copies.report_bad_sums(m, member, event, now)
         copies.end_load_at(m, member, event.ref)

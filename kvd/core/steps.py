@@ -16,7 +16,7 @@ from kvd.core.block_types import OpenCopy
 from kvd.core.blocks import BlockTable
 from kvd.core.errors import LocalError
 from kvd.core.ids import LoadId, RequestKey, SaveId, StepId
-from kvd.core.pool_ops import pool_of
+from kvd.core.pool_ops import poison_block, pool_of
 from kvd.core.state import Member, MemberStep, State
 
 STEPS_MAX: Final = 64
@@ -51,6 +51,33 @@ def of_step(member: Member, number: int) -> MemberStep:
     return step
 
 
+def targets_of(member: Member) -> frozenset[int]:
+    """Blocks that the member may save into by its open steps."""
+    return frozenset().union(*[step.targets for step in member.steps.values()])
+
+
+def sources_of(member: Member) -> frozenset[int]:
+    """Blocks that the member may load by its open steps."""
+    return frozenset().union(*[step.sources for step in member.steps.values()])
+
+
+def refused(m: State, member: Member, event: se.SlotEvent, now: int) -> None:
+    """Saves were not armed, but may run for all that: what they write must not become readable.
+
+    A copy that kvd knows nothing of is not waited for by name. Its step keeps the blocks until it
+    is closed; which rows are in them then, nobody can tell (R6). That is so whatever was wrong
+    with the slot: a step's number is used once, so that nothing stale is acted on (R4).
+    """
+    if type(event) is not se.Written or not member.steps:
+        return
+    named = {block for save in event.saves for block in save.blocks}
+    step = member.steps.get(event.step)
+    if step is not None:
+        named.update(step.targets)
+    for block in sorted(named & targets_of(member)):
+        poison_block(m, block, now, event)
+
+
 def resolve(member: Member, event: se.SlotEvent) -> se.SlotEvent:
     """The same event with the copies of the step that it names.
 
@@ -75,7 +102,8 @@ def check_others(
     Raises: LocalError(span_busy).
     """
     for step, kept in pool_of(m).steps.items():
-        if step.member == member.ref or m.members[step.member].shard != member.shard:
+        other = m.members.get(step.member)
+        if step.member == member.ref or (other is not None and other.shard != member.shard):
             continue
         both = kept.targets.intersection(saved) or kept.targets.intersection(loaded)
         both = both or kept.sources.intersection(saved)

@@ -54,7 +54,7 @@ class StepOpenedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag
 
 
 class StepClosedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="step_closed"):
-    """No copy of this step begins any more."""
+    """No copy of this step begins any more, and those that were refused have ended."""
 
     step: Positive
 

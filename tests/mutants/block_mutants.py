@@ -8,6 +8,7 @@ from tests.mutants.patches import Mutant
 
 BLOCKS = "kvd.core.blocks"
 BOOKS = "kvd.core.block_books"
+LIVES = "kvd.core.block_lives"
 BLOCK_TYPES = "kvd.core.block_types"
 
 MUTANTS: Final = (
@@ -41,7 +42,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "pins are counted, not named",
-        BLOCKS,
+        LIVES,
         "        if pins is None or pin not in pins:\n"
         "            return\n"
         "        if len(pins) > 1:\n"
@@ -54,14 +55,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "abort frees a block while a save into it is open",
-        BLOCKS,
+        LIVES,
         "        if block in self.saving:\n            return\n",
         "",
         ("block machine", "blocks by example"),
     ),
     Mutant(
         "a pinned block may be evicted",
-        BLOCKS,
+        LIVES,
         "            self.pins[block] = frozenset((pin,))\n"
         "            self.policy.withdraw(block)\n",
         "            self.pins[block] = frozenset((pin,))\n",
@@ -90,7 +91,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a poisoned block is still found",
-        BLOCKS,
+        LIVES,
         "            self.index.remove(*self.columns.drop_key(block))\n"
         "            self.policy.withdraw(block)\n",
         "            self.columns.drop_key(block)\n            self.policy.withdraw(block)\n",
@@ -99,8 +100,8 @@ MUTANTS: Final = (
     Mutant(
         "a failed save leaves its block good",
         BLOCKS,
-        "            else:\n                self.poison(block)\n",
-        "",
+        "            for block in blocks:\n                self.poison(block)\n",
+        "            pass\n",
         ("block machine", "blocks by example"),
     ),
     Mutant(
@@ -113,7 +114,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a block is ready while another of its spans is being saved again",
-        BLOCKS,
+        LIVES,
         "        if block in self.saving or not fill.is_complete():\n",
         "        if not fill.is_complete():\n",
         ("blocks by example",),
@@ -121,8 +122,8 @@ MUTANTS: Final = (
     Mutant(
         "a save of many blocks may name poisoned ones",
         BOOKS,
-        "        if self.span_readers or not self.dead.isdisjoint(blocks):\n",
-        "        if self.span_readers:\n",
+        "        return not dead or (len(dead) < len(blocks) and kept.issuperset(dead))\n",
+        "        return not dead or len(dead) < len(blocks)\n",
         ("blocks by example",),
     ),
     Mutant(
@@ -135,8 +136,9 @@ MUTANTS: Final = (
     Mutant(
         "a save of many blocks may name some that are read",
         BOOKS,
-        "        if self.span_readers or not self.dead.isdisjoint(blocks):\n",
-        "        if not self.dead.isdisjoint(blocks):\n",
+        "            if any((block, layer) in self.span_readers for block in blocks):\n"
+        "                return False\n",
+        "            assert layer >= 0\n",
         ("blocks by example",),
     ),
     Mutant(

@@ -11,7 +11,7 @@ LRU: Final = "kvd.core.evict"
 ARC: Final = "kvd.core.evict_arc"
 GHOSTS: Final = "kvd.core.ghosts"
 POOL_OPS: Final = "kvd.core.pool_ops"
-BLOCKS: Final = "kvd.core.blocks"
+LIVES: Final = "kvd.core.block_lives"
 
 MUTANTS: Final = (
     Mutant(
@@ -23,14 +23,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an operation may evict what it has just found",
-        BLOCKS,
+        LIVES,
         "            self.policy.withdraw_all(blocks)\n",
         "",
         ("block machine", "room by example"),
     ),
     Mutant(
         "a block is evictable once its owner leaves, whoever else keeps it",
-        BLOCKS,
+        LIVES,
         "            self.pins[block] = pins - {pin}\n            return\n",
         "            self.pins[block] = pins - {pin}\n"
         "            self.policy.admit(block)\n"

@@ -7,8 +7,8 @@ from typing import Final
 from tests.mutants.patches import Mutant
 
 ARMING = "kvd.core.arming"
-BLOCKS = "kvd.core.blocks"
 BOOKS = "kvd.core.block_books"
+LIVES = "kvd.core.block_lives"
 INCOMING = "kvd.core.incoming"
 MACHINE = "kvd.core.machine"
 MEMBERS = "kvd.core.members"
@@ -71,14 +71,14 @@ MUTANTS: Final = (
     # Blocks ---------------------------------------------------------------------------------------
     Mutant(
         "abort frees a block while a read pins it",
-        BLOCKS,
+        LIVES,
         "        if self.state[block] != BlockState.POISONED or block in self.pins:\n",
         "        if self.state[block] != BlockState.POISONED:\n",
         CAUGHT,
     ),
     Mutant(
         "the unpin of a request drops the pins of its loads",
-        BLOCKS,
+        LIVES,
         "        if len(pins) > 1:\n"
         "            self.pins[block] = pins - {pin}\n"
         "            return\n",

@@ -31,6 +31,11 @@ SUITES: Final = MappingProxyType(
         "arc by example": ("tests/unit/core/test_arc_policy.py",),
         "eviction": ("tests/stateful/test_evict_machine.py",),
         "machine by example": ("tests/unit/core/test_machine_seeds.py",),
+        "kept steps by example": (
+            "tests/unit/core/test_steps.py",
+            "tests/unit/core/test_step_refusals.py",
+            "tests/unit/core/test_step_ends.py",
+        ),
         "adoption by example": ("tests/unit/core/test_adoption.py",),
         "checksums by example": ("tests/unit/core/test_span_sums.py",),
         "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),

@@ -76,6 +76,8 @@ def report(verdicts: list[Verdict], seconds: float) -> None:
     bad = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in bad[:20]:
         print(f"seed {verdict.seed} FAILS  {verdict.text}")
+    marks = sum((verdict.marks for verdict in verdicts), Counter[str]())
+    print("; ".join(f"{name}: {marks[name]}" for name in sorted(marks)))
     count = len(verdicts)
     events = sum(verdict.events for verdict in verdicts)
     print(

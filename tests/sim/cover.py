@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvd.core.blocks import BlockTable
 from kvd.core.holds import Hold, HoldKind, Phase
-from kvd.core.ids import LoadId, ReadId, SaveId, SlotRef
+from kvd.core.ids import LoadId, ReadId, SaveId, SlotRef, StepId
 from kvd.core.slot import COMPUTE_OWNER, Slot
 from kvd.core.state import State
 from kvd.core.transfer_types import Source, SourceKind
@@ -49,6 +50,11 @@ class Cover:
         """Whether it copies out of the pool."""
         return False
 
+    @property
+    def guards_its_slot(self) -> bool:
+        """Whether its own process keeps the slot for it, since kvd may have refused it."""
+        return False
+
     def _missing(self, state: State, slot: Slot | None) -> str:
         raise NotImplementedError
 
@@ -86,6 +92,53 @@ class LoadCover(Cover):
         pinned = opened is not None and all(
             load in table.pins.get(block, ()) for block in opened.blocks
         )
+        return "" if pinned else "no pins on its blocks"
+
+
+class StepCover(Cover):
+    """A copy that began before kvd was heard needs its open step, and that this has its blocks."""
+
+    def __init__(self, boot: int, ref: SlotRef, step: StepId, blocks: frozenset[int]) -> None:
+        super().__init__(boot, ref)
+        self.step = step
+        self.blocks = blocks
+
+    def _missing(self, state: State, slot: Slot | None) -> str:
+        assert state.pool is not None
+        return self._not_kept(state.pool.blocks)
+
+    def _not_kept(self, table: BlockTable) -> str:
+        raise NotImplementedError
+
+
+class StepSaveCover(StepCover):
+    """Nobody else gets the blocks, and nobody reads them."""
+
+    @property
+    def guards_its_slot(self) -> bool:
+        """See `Cover`."""
+        return True
+
+    def _not_kept(self, table: BlockTable) -> str:
+        kept = table.steps.get(self.step)
+        if kept is None or not kept.targets >= self.blocks:
+            return "no step that saves its blocks"
+        if not self.blocks <= table.saving.keys():
+            return "blocks that nobody saves"
+        read = self.blocks.intersection(block for block, _ in table.span_readers)
+        return f"readers of {read}" if read else ""
+
+
+class StepLoadCover(StepCover):
+    """The blocks stay what they are."""
+
+    @property
+    def reads_pool(self) -> bool:
+        """See `Cover`."""
+        return True
+
+    def _not_kept(self, table: BlockTable) -> str:
+        pinned = all(self.step in table.pins.get(block, ()) for block in self.blocks)
         return "" if pinned else "no pins on its blocks"
 
 

@@ -68,4 +68,5 @@ def _of_pool(state: State) -> list[str]:
     ]
     found += [f"span {span} is read" for span in table.span_readers]
     found += [f"{save} is open" for save in table.save_blocks]
+    found += [f"{step} is open" for step in table.steps]
     return found

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from kvd.core import slot_events as se
 from kvd.core.holds import Truth
 from kvd.core.ids import ReadId
+from tests.sim import kept
 from tests.sim.clock import MS
-from tests.sim.cover import LoadCover, SaveCover
+from tests.sim.cover import Cover, LoadCover, SaveCover, StepLoadCover, StepSaveCover
 from tests.sim.memory import Copy, Piece, write
-from tests.sim.tenancy import Part, Request, Tenancy
+from tests.sim.tenancy import Part, Request, Step, Tenancy
 
 if TYPE_CHECKING:
+    from tests.sim.kept import KeptStep
     from tests.sim.worker import Worker
 
 RETRIED = ("span_busy", "span_unwritten")
@@ -24,9 +26,28 @@ TRIES_MAX = 40
 # Loads ---------------------------------------------------------------------------------------
 
 
+def keep(worker: Worker, step: Step) -> None:
+    """Ask kvd to keep the blocks that all layers of a step copy."""
+    parts = [part for part in step.parts if not part.request.ended]
+    loads = tuple(_load_of(worker, part) for part in parts if part.start)
+    saves = _saves(worker, parts) if worker.contributes else ()
+    worker.kept_loads, worker.kept_saves = kept.open_steps(worker, step, loads, saves)
+
+
+def awaits_step(worker: Worker, layer: int) -> bool:
+    """Whether a layer loads something of which kvd's answer to its step decides how."""
+    asked = worker.kept_loads
+    if asked is None or not asked.is_awaited or worker.step is None:
+        return False
+    return bool(_loads(worker, worker.step, layer))
+
+
 def acquire(worker: Worker, tenancy: Tenancy) -> None:
     """Tell kvd that the slot is taken, and what is loaded into it."""
-    loads = _loads(worker, tenancy)
+    loads = _loads(worker, tenancy.step, tenancy.layer)
+    if worker.kept_loads is not None and worker.kept_loads.keeps(loads):
+        _acquire_kept(worker, tenancy, loads, worker.kept_loads)
+        return
     event = se.Acquired(tenancy.ref, tenancy.layer, loads)
     if not loads:
         tenancy.ready = True
@@ -36,16 +57,41 @@ def acquire(worker: Worker, tenancy: Tenancy) -> None:
     worker.say(event, lambda code: _acquired(worker, tenancy, loads, code))
 
 
-def _loads(worker: Worker, tenancy: Tenancy) -> tuple[se.LoadSpec, ...]:
-    size = worker.world.options.block_tokens
+def _acquire_kept(
+    worker: Worker, tenancy: Tenancy, loads: tuple[se.LoadSpec, ...], step: KeptStep
+) -> None:
+    """Load at once: the step keeps the blocks, whenever kvd hears of this layer."""
+    if loads == step.loads:
+        event = se.Acquired(tenancy.ref, tenancy.layer, (), step.id.number)
+    else:
+        event = se.Acquired(tenancy.ref, tenancy.layer, loads)
+    worker.say(event, lambda code: _refused_late(worker, tenancy, code))
+    step.copies += 1
+    worker.world.marks["load before kvd was heard"] += 1
+    blocks = frozenset(block for load in loads for block in load.blocks)
+    _start_load(worker, tenancy, loads, StepLoadCover(worker.boot, tenancy.ref, step.id, blocks))
+    tenancy.kept_loads = step
+
+
+def _refused_late(worker: Worker, tenancy: Tenancy, code: str) -> None:
+    """kvd's answer to a layer whose copies run already, or have ended."""
+    if code:
+        worker.world.marks[f"copied, then refused: {code}"] += 1
+        worker.engine.fail_step(tenancy.step, code)
+
+
+def _loads(worker: Worker, step: Step, layer: int) -> tuple[se.LoadSpec, ...]:
     loads = []
-    for part in tenancy.step.parts:
-        request = part.request
-        kept = request.bound_rows.get((worker.rank, tenancy.layer), 0)
-        if part.start and kept < part.start:
-            blocks = tuple(request.blocks[: -(-part.start // size)])
-            loads.append(se.LoadSpec(request.name, blocks, part.start))
+    for part in step.parts:
+        held = part.request.bound_rows.get((worker.rank, layer), 0)
+        if part.start and held < part.start:
+            loads.append(_load_of(worker, part))
     return tuple(loads)
+
+
+def _load_of(worker: Worker, part: Part) -> se.LoadSpec:
+    blocks = part.request.blocks[: -(-part.start // worker.world.options.block_tokens)]
+    return se.LoadSpec(part.request.name, tuple(blocks), part.start)
 
 
 def _acquired(worker: Worker, tenancy: Tenancy, loads: tuple[se.LoadSpec, ...], code: str) -> None:
@@ -60,13 +106,16 @@ def _acquired(worker: Worker, tenancy: Tenancy, loads: tuple[se.LoadSpec, ...], 
         worker.engine.fail_step(tenancy.step, code)
         worker.advance()
     else:
-        tenancy.busy += 1
-        pieces = tuple(
-            piece for load in loads for piece in _load_pieces(worker, tenancy, load)
-        )  # fmt: skip
-        guard = LoadCover(worker.boot, tenancy.ref)
-        copy = Copy(f"load into {tenancy.ref}", worker.executor, pieces, worker.node, guard)
-        worker.world.run_copy(copy, _load_ended, worker, tenancy, loads)
+        _start_load(worker, tenancy, loads, LoadCover(worker.boot, tenancy.ref))
+
+
+def _start_load(
+    worker: Worker, tenancy: Tenancy, loads: tuple[se.LoadSpec, ...], cover: Cover
+) -> None:
+    tenancy.busy += 1
+    pieces = tuple(piece for load in loads for piece in _load_pieces(worker, tenancy, load))
+    copy = Copy(f"load into {tenancy.ref}", worker.executor, pieces, worker.node, cover)
+    worker.world.run_copy(copy, _load_ended, worker, tenancy, loads)
 
 
 def _acquire_again(worker: Worker, tenancy: Tenancy) -> None:
@@ -97,6 +146,8 @@ def _load_seen(ok: bool, worker: Worker, tenancy: Tenancy, loads: tuple[se.LoadS
         for load in loads:
             _check_loaded(worker, tenancy, load)
     worker.say(se.LoadEnded(tenancy.ref, ok))
+    if tenancy.kept_loads is not None:
+        tenancy.kept_loads.copy_ended()
     tenancy.load_failed = not ok
     if not ok:
         worker.engine.fail_step(tenancy.step, "load failed")
@@ -156,8 +207,19 @@ def _announce(worker: Worker, tenancy: Tenancy) -> None:
     reads = [spec for part in parts for spec in _reads(worker, tenancy, part)]
     tenancy.saves = saves
     tenancy.reads = reads
-    event = se.Written(tenancy.ref, tenancy.layer, saves, tuple(reads))
-    worker.say(event, lambda code: _written(worker, tenancy, saves, code))
+    step = worker.kept_saves
+    if step is None or not step.keeps(saves):
+        event = se.Written(tenancy.ref, tenancy.layer, saves, tuple(reads))
+        worker.say(event, lambda code: _written(worker, tenancy, saves, code))
+        return
+    named, number = ((), step.id.number) if saves == step.saves else (saves, 0)
+    event = se.Written(tenancy.ref, tenancy.layer, named, tuple(reads), number)
+    worker.say(event, lambda code: _written(worker, tenancy, (), code))
+    tenancy.kept_saves = step
+    for save in saves:
+        step.copies += 1
+        worker.world.marks["save before kvd was heard"] += 1
+        _start_save(worker, tenancy, save)
 
 
 def _saves(worker: Worker, parts: list[Part]) -> tuple[se.SaveSpec, ...]:
@@ -170,10 +232,7 @@ def _saves(worker: Worker, parts: list[Part]) -> tuple[se.SaveSpec, ...]:
         name = part.request.name
         specs.append(se.SaveSpec(name, blocks, tokens, (name,) * len(blocks)))
     if len(specs) > 1 and worker.engine.joins_saves:
-        blocks = tuple(block for spec in specs for block in spec.blocks)
-        tokens = tuple(count for spec in specs for count in spec.tokens)
-        requests = tuple(name for spec in specs for name in spec.requests)
-        specs = [se.SaveSpec("all", blocks, tokens, requests)]
+        specs = [kept.joined(tuple(specs))]
     return tuple(specs)
 
 
@@ -200,7 +259,10 @@ def _written(worker: Worker, tenancy: Tenancy, saves: tuple[se.SaveSpec, ...], c
                 _say_save_ended(worker, tenancy, save, False, ())
             else:
                 _start_save(worker, tenancy, save)
-    elif tenancy.cancelled or tenancy.computed_said:
+    elif tenancy.cancelled or tenancy.computed_said or tenancy.kept_saves is not None:
+        tenancy.written = True
+        if tenancy.kept_saves is not None:
+            _refused_late(worker, tenancy, code)
         worker.engine.fail_step(tenancy.step, code)
     elif code in RETRIED and tenancy.tries < TRIES_MAX:
         tenancy.tries += 1
@@ -241,9 +303,12 @@ def _start_save(worker: Worker, tenancy: Tenancy, save: se.SaveSpec) -> None:
     for request in owners:
         request.open_saves += 1
     tenancy.saves_running[save.saver] = None
-    guard = SaveCover(worker.boot, tenancy.ref, save.saver)
+    step = tenancy.kept_saves
+    cover: Cover = SaveCover(worker.boot, tenancy.ref, save.saver)
+    if step is not None:
+        cover = StepSaveCover(worker.boot, tenancy.ref, step.id, frozenset(save.blocks))
     name = f"save of {tenancy.ref} by {save.saver}"
-    copy = Copy(name, worker.executor, tuple(pieces), worker.node, guard)
+    copy = Copy(name, worker.executor, tuple(pieces), worker.node, cover)
     worker.world.run_copy(copy, _save_ended, worker, tenancy, save, counts)
 
 
@@ -269,6 +334,8 @@ def _save_seen(
         if (not ok or counts != save.tokens) and set(save.blocks) & set(part.request.blocks):
             part.request.failed = True
     _say_save_ended(worker, tenancy, save, ok, counts)
+    if tenancy.kept_saves is not None:
+        tenancy.kept_saves.copy_ended()
     worker.advance()
     worker.engine.schedule()
 

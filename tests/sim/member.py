@@ -11,7 +11,7 @@ from kvd.core.errors import KvdError
 from kvd.core.holds import HoldKind
 from kvd.core.ids import MemberRef, SlotRef, member_executor
 from kvd.core.results import Joined, Result, SlotsSeen
-from kvd.core.slot_events import SlotEvent
+from kvd.core.slot_events import SlotEvent, StepClosed, StepOpened
 from tests.sim.clock import MS
 from tests.sim.links import Channel
 from tests.sim.memory import Area, Violation
@@ -19,6 +19,9 @@ from tests.sim.memory import Area, Violation
 if TYPE_CHECKING:
     from tests.sim.node import Node
     from tests.sim.world import World
+
+OwnEvent = SlotEvent | StepOpened | StepClosed
+"""What a member says of its own slots and steps."""
 
 Answer = Result | KvdError | None
 """What a request got; None: the kvd that was asked is gone."""
@@ -56,7 +59,7 @@ class Member:
         self._base = 0
         self._sent = 0
         self._flushing = False
-        self._items: deque[tuple[SlotEvent, Callable[[str], None] | None]] = deque()
+        self._items: deque[tuple[OwnEvent, Callable[[str], None] | None]] = deque()
         world.members[ref] = self
 
     # The process -----------------------------------------------------------------------------
@@ -199,14 +202,15 @@ class Member:
 
     # Slot events -----------------------------------------------------------------------------
 
-    def say(self, event: SlotEvent, then: Callable[[str], None] | None = None) -> None:
+    def say(self, event: OwnEvent, then: Callable[[str], None] | None = None) -> None:
         """Add to the stream of slot events; `then` gets the code once it is acknowledged."""
         self._items.append((event, then))
         self._flush()
 
     def is_unheard(self, ref: SlotRef) -> bool:
         """Whether an event about this tenancy is not acknowledged yet."""
-        return any(item.ref == ref for item, _ in self._items)
+        told = [item for item, _ in self._items if not isinstance(item, StepOpened | StepClosed)]
+        return any(item.ref == ref for item in told)
 
     def _flush(self) -> None:
         if self.boot and not self._flushing and self._items:

@@ -81,6 +81,9 @@ class Node:
         """SIGKILL. What it copied stops; who was attached sees its socket close."""
         world = self.world
         world.trace(f"{self.address} is killed, boot {self.boot}")
+        pool = self.machine.state.pool if self.machine is not None else None
+        if pool is not None and pool.blocks.steps:
+            world.marks["kvd killed with open steps"] += 1
         self.machine = None
         self.fuse = False
         world.dma.stop_all(self.executor)

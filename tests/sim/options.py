@@ -95,6 +95,7 @@ class Options:
     eager_computed: `Computed` follows `Written` without waiting for its answer.
     pipelined:      a member sends new slot events while earlier ones are not acknowledged.
     early:          a slot is taken by our own word where nobody else had a part in its last use.
+    steps:          workers ask kvd to keep the blocks of whole steps, and copy without its answers.
     blind_rate:     how often the state of processes becomes unknown to a node for a while.
     """
 
@@ -155,6 +156,7 @@ class Options:
     read_attempts: int
     persistent: bool
     early: bool = field(repr=False)
+    steps: bool = field(repr=False)
     profile: str = "any"
 
     @property
@@ -208,12 +210,13 @@ def draw(rng: random.Random) -> Options:
     """Draw a world. Every field is drawn always, so that one new option shifts no other field
     of the same draw."""
     sizes = _draw_sizes(rng)
-    options = Options(**sizes, **_draw_paces(rng), persistent=False, early=False)
+    options = Options(**sizes, **_draw_paces(rng), persistent=False, early=False, steps=False)
     name = rng.choice(("any", "any", "any", "hand-off", "deaths", "restarts"))
     options = replace(options, profile=name, **PROFILES[name])
     # Drawn from the world itself: past seeds go on meeting the same chances.
     late = random.Random(repr(options))
-    return replace(options, persistent=late.random() < 0.6, early=late.random() < 0.6)
+    persistent, early, steps = late.random() < 0.6, late.random() < 0.6, late.random() < 0.5
+    return replace(options, persistent=persistent, early=early, steps=steps)
 
 
 def _draw_sizes(rng: random.Random) -> dict[str, Any]:

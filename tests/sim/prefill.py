@@ -164,6 +164,8 @@ class PrefillEngine:
         if request.ended:
             return
         request.ended = True
+        if aborted and request.in_step and any(worker.has_kept for worker in self.workers):
+            self.world.marks["abort under a step"] += 1
         if request in self.queue:
             self.queue.remove(request)
         self._unpin(request.name, aborted=aborted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,7 +26,10 @@ GIVE_UP = 1_600 * MS
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a seed. `rule` and `text` are '' when every rule was kept."""
+    """What came of a seed. `rule` and `text` are '' when every rule was kept.
+
+    marks: how often rare things happened, by name.
+    """
 
     seed: int
     rule: str
@@ -35,6 +39,7 @@ class Verdict:
     transfers: int
     rows: int
     virtual_ms: int
+    marks: Counter[str]
 
     @property
     def ok(self) -> bool:
@@ -61,7 +66,7 @@ def run_seed(seed: int, tracing: Callable[[str], None] | None = None) -> Verdict
         world.trace(f"VIOLATION {text}")
     return Verdict(
         seed, rule, text, world.num_events, world.dma.started, world.num_transfers,
-        world.oracle.checked_rows, world.clock.now // MS,
+        world.oracle.checked_rows, world.clock.now // MS, world.marks,
     )  # fmt: skip
 
 

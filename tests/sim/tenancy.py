@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvd.core.holds import Truth
 from kvd.core.ids import SlotRef
 from kvd.core.slot_events import ReadSpec, SaveSpec
 from tests.sim.content import Document
+
+if TYPE_CHECKING:
+    from tests.sim.kept import KeptStep
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +71,7 @@ class Tenancy:
     busy:          computations and loads that run in it now.
     load_asked:    loads are announced and not yet answered; none runs.
     saves_running: savers whose copy runs.
+    kept_loads, kept_saves: steps by which its copies began before kvd was heard.
     results:       how saves ended, for questions.
     """
 
@@ -83,6 +88,8 @@ class Tenancy:
     computed_said: bool = False
     load_failed: bool = False
     load_asked: bool = False
+    kept_loads: KeptStep | None = None
+    kept_saves: KeptStep | None = None
     saves: tuple[SaveSpec, ...] = ()
     reads: list[ReadSpec] = field(default_factory=list)
     saves_running: dict[str, None] = field(default_factory=dict)

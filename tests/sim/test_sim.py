@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def test_runs_reach_what_they_are_for() -> None:
     assert sum(verdict.transfers for verdict in verdicts) > 10
     assert sum(verdict.rows for verdict in verdicts) > 2000
     assert sum(verdict.copies for verdict in verdicts) > 500
+
+
+def test_runs_meet_steps() -> None:
+    """Blocks are kept for steps, copied before kvd is heard, and things go wrong meanwhile."""
+    marks = sum((run_seed(seed).marks for seed in range(60)), Counter[str]())
+    assert marks["step kept"] > 200
+    assert marks["load before kvd was heard"] > 200
+    assert marks["save before kvd was heard"] > 300
+    refused = {name for name in marks if name.startswith("step refused: ")}
+    assert len(refused) > 2
+    assert any(name.startswith("copied, then refused: ") for name in marks)
+    assert marks["abort under a step"]
+    assert marks["death with an open step"]
+    assert marks["kvd killed with open steps"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from kvd.core.ids import MemberRef, SlotRef
 from kvd.wire.gate_layout import STATE_FREE, split_word
 from tests.sim import layer_work
 from tests.sim.clock import MS
+from tests.sim.kept import KeptStep
 from tests.sim.member import Member
 from tests.sim.memory import area
 from tests.sim.regions import PoolMemory
@@ -41,6 +42,9 @@ class Worker(Member):
         self.step: Step | None = None
         self.layers: list[Tenancy] = []
         self.num_computed = 0
+        self.last_step = 0
+        self.kept_loads: KeptStep | None = None
+        self.kept_saves: KeptStep | None = None
 
     @property
     def pool(self) -> PoolMemory:
@@ -62,7 +66,7 @@ class Worker(Member):
         epoch, state = split_word(self.page[slot])
         acquired = self.gate.last(slot)
         tenancy = self.held.get(slot)
-        if tenancy is None or epoch > acquired:
+        if tenancy is None or (epoch > acquired and not tenancy.saves_running):
             return ev.SlotAnnounced(slot, epoch, state == STATE_FREE, acquired)
         computing = not tenancy.computed_said
         savers = tuple(tenancy.saves_running)
@@ -85,6 +89,8 @@ class Worker(Member):
         self.step = step
         self.layers = []
         self.num_computed = 0
+        if self.boot and self.world.options.steps and not step.failed:
+            layer_work.keep(self, step)
         self.advance()
 
     def slot_of(self, layer: int) -> int:
@@ -123,7 +129,12 @@ class Worker(Member):
     def _take(self, layer: int) -> bool:
         step = self.step
         assert step is not None
+        if layer_work.awaits_step(self, layer):
+            return False
         slot = self.slot_of(layer)
+        if slot in self.held and self.held[slot].saves_running:
+            # A save that kvd refused when it ran already.
+            return False
         word, early = self.page[slot], self.world.options.early
         if not self.gate.may_acquire(slot, word, early=early):
             return False
@@ -142,6 +153,7 @@ class Worker(Member):
         self.num_computed += 1
         if self.num_computed == self.world.options.num_layers:
             self.step = None
+            self.close_steps()
             self.engine.worker_done(self, step)
         else:
             self.advance()
@@ -162,6 +174,7 @@ class Worker(Member):
     def cancel(self) -> None:
         """Give the step up: each taken slot is given back as soon as nothing runs in it."""
         self.step = None
+        self.close_steps()
         for tenancy in self.layers:
             tenancy.cancelled = True
             if tenancy.load_asked:
@@ -169,6 +182,24 @@ class Worker(Member):
             if not tenancy.busy:
                 self.say_computed(tenancy, False)
         self.layers = []
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether kvd keeps blocks for the step that runs."""
+        return any(kept is not None and kept.counts for kept in (self.kept_loads, self.kept_saves))
+
+    def die(self) -> None:
+        """See `Member`."""
+        if self.alive and self.has_kept:
+            self.world.marks["death with an open step"] += 1
+        super().die()
+
+    def close_steps(self) -> None:
+        """No layer of the step begins a copy any more."""
+        for kept in (self.kept_loads, self.kept_saves):
+            if kept is not None:
+                kept.close()
+        self.kept_loads = self.kept_saves = None
 
     # Questions -------------------------------------------------------------------------------
 

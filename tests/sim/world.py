@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ class World:
         """
         self.seed = seed
         self.rng = random.Random(seed)
+        self.step_rng = random.Random(f"steps of {seed}")
         self.options: Options = draw(self.rng)
         self.clock = Clock()
         self.faults = Faults()
@@ -44,6 +46,7 @@ class World:
         self.engines: dict[str, PrefillEngine] = {}
         self.decoders: dict[str, DecodeEngine] = {}
         self.blind: dict[str, int] = {}
+        self.marks: Counter[str] = Counter()
         self.num_events = 0
         self.num_transfers = 0
         self._numbers = 0

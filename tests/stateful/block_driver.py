@@ -9,7 +9,7 @@ from functools import partial
 from kvd.core.blocks import BlockShape, BlockTable, CommitStatus
 from kvd.core.errors import LocalError
 from kvd.core.evict import LruPolicy
-from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SaveId, SlotRef
+from kvd.core.ids import LoadId, MemberRef, ReadId, RequestKey, SaveId, SlotRef, StepId
 from kvd.store.native_index import NativeIndex
 from kvd.store.native_queues import NativeQueues
 from tests.stateful.pool_model import Block, PoolModel
@@ -39,6 +39,7 @@ class BlockDriver:
         self.model = PoolModel(TOTAL, SHAPE)
         self.now = 0
         self.serial = 0
+        self.step_of: dict[SaveId | LoadId, StepId] = {}
         self.remembered: list[tuple[int, int, Block]] = []
 
     def reserve(self, owner: RequestKey, count: int) -> list[int]:
@@ -163,10 +164,13 @@ class BlockDriver:
         named = tuple(counts.values()) if tokens else ()
         self.table.end_save(save, ok, named)
         self.model.end_save(save, ok, counts)
+        step = self.step_of.pop(save, None)
+        if step is not None:
+            self.model.copy_ended(step, save)
 
     def begin_load(self, blocks: list[int], span: tuple[int, int]) -> None:
         """A load of one span of some blocks begins, if nothing is being saved there."""
-        if any(self.model.is_open(block, span) for block in blocks):
+        if any(self.model.is_open(b, span) or self.model.is_target(b) for b in blocks):
             return
         self.serial += 1
         load = LoadId(SlotRef(MEMBER, self.serial, 0))
@@ -184,11 +188,72 @@ class BlockDriver:
         self.table.end_load(load)
         for block in blocks:
             self.model.unpin(block, load)
+        step = self.step_of.pop(load, None)
+        if step is not None:
+            self.model.copy_ended(step, load)
+
+    # Steps ------------------------------------------------------------------------------------
+
+    def open_step(self, targets: list[int], sources: list[int]) -> None:
+        """A step of blocks that nobody else touches begins."""
+        model = self.model
+        read = {block for block, _ in model.reads.values()}
+        loaded = {block for _, blocks in model.loads.values() for block in blocks}
+        kept = {block for step in model.steps.values() for block in step.sources}
+        targets = [b for b in targets if not (b in read | loaded | kept or model.is_written(b))]
+        sources = [b for b in sources if not model.is_written(b) and b not in targets]
+        self.serial += 1
+        step = StepId(MEMBER, self.serial)
+        self.table.open_step(step, frozenset(targets), frozenset(sources))
+        model.open_step(step, targets, sources)
+
+    def save_by_step(self, step: StepId, span: tuple[int, int], count: int) -> None:
+        """The table hears of a save of a step; what it refuses is poisoned."""
+        found = self.model.steps[step]
+        if not found.targets or found.closed:
+            return
+        found.unheard.discard(span)
+        if any(self.is_busy(block, span) for block in found.targets):
+            self.poison_all(found.targets)
+            return
+        save = self.save_id(self.serial)
+        self.serial += 1
+        blocks = tuple(found.targets)
+        self.table.begin_save(save, *span, blocks, (count,) * len(blocks), step)
+        self.model.begin_save(save, span, dict.fromkeys(blocks, count))
+        found.copies.add(save)
+        self.step_of[save] = step
+
+    def load_by_step(self, step: StepId, span: tuple[int, int]) -> None:
+        """The table hears of a load of a step."""
+        found = self.model.steps[step]
+        if not found.sources or found.closed:
+            return
+        self.serial += 1
+        load = LoadId(SlotRef(MEMBER, self.serial, 0))
+        self.table.begin_load(load, *span, tuple(found.sources), step)
+        self.model.loads[load] = (span, found.sources)
+        self.model.look(load, found.sources, [span])
+        found.copies.add(load)
+        self.step_of[load] = step
+
+    def close_step(self, step: StepId) -> None:
+        """A step is closed, once all of its copies were told."""
+        found = self.model.steps[step]
+        if not found.unheard:
+            self.table.close_step(step)
+            self.model.close_step(step)
+
+    def poison_all(self, blocks: list[int]) -> None:
+        """Rows that nobody can tell are nobody's."""
+        for block in blocks:
+            self.table.poison(block)
+            self.model.poison(block)
 
     def begin_read(self, block: int, layer: int) -> None:
         """A remote read of one layer of a block begins, if nothing is being saved there."""
         spans = [span for span in self.model.spans if span[0] == layer]
-        if any(self.model.is_open(block, span) for span in spans):
+        if self.model.is_target(block) or any(self.model.is_open(block, span) for span in spans):
             return
         self.serial += 1
         read = ReadId(f"t{self.serial}", layer, 0, 0)
@@ -228,7 +293,7 @@ class BlockDriver:
         return [
             at
             for at in self.filling()
-            if not self.model.open_saves(at) and not any(self.model.blocks[at].valid.values())
+            if not self.model.is_written(at) and not any(self.model.blocks[at].valid.values())
         ]
 
     def ready(self) -> list[int]:
@@ -267,6 +332,7 @@ class BlockDriver:
                 table.saving,
                 table.load_blocks,
                 table.save_blocks,
+                table.steps,
                 table.lives,
                 list(table.policy),
             )

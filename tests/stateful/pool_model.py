@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvd.core.blocks import BlockShape
-from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId
+from kvd.core.ids import LoadId, Pin, ReadId, RequestKey, SaveId, StepId
 
 Span = tuple[int, int]
 """(layer, shard)"""
@@ -22,6 +22,17 @@ class OpenSave:
     span: Span
     counts: dict[int, int]
     texts: dict[int, str]
+
+
+@dataclass(slots=True)
+class KeptStep:
+    """A step that keeps blocks. `unheard`: spans that it writes and the table knows nothing of."""
+
+    targets: list[int]
+    sources: list[int]
+    closed: bool = False
+    copies: set[SaveId | LoadId] = field(default_factory=set)
+    unheard: set[Span] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -52,6 +63,7 @@ class PoolModel:
         self.saves: dict[SaveId, OpenSave] = {}
         self.reads: dict[ReadId, tuple[int, int]] = {}
         self.loads: dict[LoadId, tuple[Span, list[int]]] = {}
+        self.steps: dict[StepId, KeptStep] = {}
         self.seen: dict[Pin, list[tuple[int, Span, tuple[str, int] | None]]] = {}
         self.used_last: list[int] = []
         self.evicted: list[int] = []
@@ -64,6 +76,14 @@ class PoolModel:
     def open_saves(self, block: int) -> list[SaveId]:
         """Saves that write into a block."""
         return [save for save, at in self.saves.items() if block in at.counts]
+
+    def is_written(self, block: int) -> bool:
+        """Whether a save writes into a block, or a step may at any time."""
+        return bool(self.open_saves(block)) or self.is_target(block)
+
+    def is_target(self, block: int) -> bool:
+        """Whether a step may write into a block."""
+        return any(block in step.targets for step in self.steps.values())
 
     def is_open(self, block: int, span: Span) -> bool:
         """Whether a save writes this span."""
@@ -114,7 +134,9 @@ class PoolModel:
             return False
         if found.state == "ready":
             return found.tokens >= tokens
-        return not self.is_open(block, span) and found.valid.get(span, 0) >= tokens
+        if self.is_target(block) or self.is_open(block, span):
+            return False
+        return found.valid.get(span, 0) >= tokens
 
     # What happens --------------------------------------------------------------------------------
 
@@ -173,6 +195,39 @@ class PoolModel:
             self._free_if_dead(block)
             self._ready_if_complete(block)
 
+    def open_step(self, step: StepId, targets: list[int], sources: list[int]) -> None:
+        """A step may copy these blocks from now on."""
+        self.steps[step] = KeptStep(targets, sources)
+        for block in sources:
+            self.pin(block, step)
+
+    def copy_unheard(self, step: StepId, span: Span) -> None:
+        """A copy of a step begins to overwrite a span before anybody was told."""
+        self.steps[step].unheard.add(span)
+        for block in self.steps[step].targets:
+            self.blocks[block].memory[span] = ("unheard", 0)
+
+    def close_step(self, step: StepId) -> None:
+        """No copy of a step begins any more."""
+        self.steps[step].closed = True
+        self._drop_step(step)
+
+    def copy_ended(self, step: StepId, copy: SaveId | LoadId) -> None:
+        """A copy of a step has ended."""
+        self.steps[step].copies.discard(copy)
+        self._drop_step(step)
+
+    def _drop_step(self, step: StepId) -> None:
+        found = self.steps[step]
+        if not found.closed or found.copies:
+            return
+        del self.steps[step]
+        for block in sorted(found.targets):
+            self._free_if_dead(block)
+            self._ready_if_complete(block)
+        for block in sorted(found.sources):
+            self.unpin(block, step)
+
     def commit(self, block: int, key: str, tokens: int) -> str:
         """Give a filling block its key; 'pending', 'ready' or 'duplicate'."""
         found = self.blocks[block]
@@ -218,13 +273,13 @@ class PoolModel:
 
     def _free_if_dead(self, block: int) -> None:
         found = self.blocks[block]
-        if found.state == "poisoned" and not found.pins and not self.open_saves(block):
+        if found.state == "poisoned" and not found.pins and not self.is_written(block):
             self.blocks[block] = Block()
             self.freed.append(block)
 
     def _ready_if_complete(self, block: int) -> None:
         found = self.blocks[block]
-        if found.state != "filling" or not found.key or self.open_saves(block):
+        if found.state != "filling" or not found.key or self.is_written(block):
             return
         if any(found.valid.get(span, 0) != found.tokens for span in self.spans):
             return

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from kvd.core.blocks import BlockState
-from kvd.core.ids import RequestKey
+from kvd.core.ids import RequestKey, SaveId
 from tests.stateful.block_driver import (
     ENGINES,
     GRACE,
@@ -189,6 +189,72 @@ class BlockMachine(RuleBasedStateMachine):
         self.driver.commit(found.owner.engine, block, ready.tokens)
         self.driver.save_all(block, ready.tokens)
 
+    # Steps
+
+    @rule(picks=st.lists(anything, max_size=3), more=st.lists(anything, max_size=2))
+    def step_opens(self, picks: list[int], more: list[int]) -> None:
+        filling, readable = self.driver.filling(), self.driver.readable()
+        if len(self.model.steps) < 3 and readable:
+            targets = {filling[pick % len(filling)] for pick in picks if filling}
+            sources = {readable[pick % len(readable)] for pick in more}
+            self.driver.open_step(sorted(targets), sorted(sources))
+
+    @precondition(lambda self: self.model.steps)
+    @rule(pick=anything, span=a_span)
+    def step_copies_before_the_table_is_told(self, pick: int, span: tuple[int, int]) -> None:
+        step = sorted(self.model.steps)[pick % len(self.model.steps)]
+        found = self.model.steps[step]
+        if not found.closed and not any(self.driver.is_busy(b, span) for b in found.targets):
+            self.model.copy_unheard(step, span)
+
+    @precondition(lambda self: self.model.steps)
+    @rule(pick=anything, span=a_span, count=a_count, refused=st.integers(0, 5))
+    def step_tells_of_a_save(
+        self, pick: int, span: tuple[int, int], count: int, refused: int
+    ) -> None:
+        step = sorted(self.model.steps)[pick % len(self.model.steps)]
+        found = self.model.steps[step]
+        span = sorted(found.unheard)[0] if found.unheard else span
+        if refused == 5:
+            found.unheard.discard(span)
+            self.driver.poison_all(found.targets)
+        else:
+            self.driver.save_by_step(step, span, count)
+
+    @precondition(lambda self: self.model.steps)
+    @rule(pick=anything, span=a_span)
+    def step_tells_of_a_load(self, pick: int, span: tuple[int, int]) -> None:
+        self.driver.load_by_step(sorted(self.model.steps)[pick % len(self.model.steps)], span)
+
+    @precondition(lambda self: self.model.steps)
+    @rule(pick=anything)
+    def step_closes(self, pick: int) -> None:
+        self.driver.close_step(sorted(self.model.steps)[pick % len(self.model.steps)])
+
+    @rule(owner=a_request, text=st.sampled_from(TEXTS), tokens=a_count, leave=st.booleans())
+    def step_keeps_a_text(self, owner: RequestKey, text: str, tokens: int, leave: bool) -> None:
+        """The usual way: every span is copied before it is told, all end well, then it closes."""
+        for block in self.driver.reserve(owner, 1):
+            self.model.blocks[block].text = text
+            self.driver.open_step([block], [])
+            step = max(self.model.steps)
+            for span in self.model.spans:
+                self.model.copy_unheard(step, span)
+            self.driver.commit(owner.engine, block, tokens)
+            if leave:
+                self.driver.abandon(block, owner)
+            for span in self.model.spans:
+                self.driver.save_by_step(step, span, tokens)
+                saves = [save for save, of in self.driver.step_of.items() if of == step]
+                for save in saves:
+                    assert isinstance(save, SaveId)
+                    self.driver.end(save, True, None)
+            life, was = self.table.lives[block], self.model.blocks[block]
+            for span in self.model.spans:
+                has = self.model.has_rows(block, was, span, tokens)
+                assert self.table.holds_rows(block, life, *span, tokens) == has
+            self.driver.close_step(step)
+
     # Pins
 
     @precondition(lambda self: self.driver.ready())
@@ -278,6 +344,11 @@ class BlockMachine(RuleBasedStateMachine):
         """R11: neither free, nor evictable, nor anybody else's."""
         kept = {block for opened in self.model.saves.values() for block in opened.counts}
         kept |= {at for at, block in enumerate(self.model.blocks) if block.pins}
+        kept |= {block for step in self.model.steps.values() for block in step.targets}
+        for step in self.model.steps.values():
+            assert all(
+                self.model.blocks[at].state in ("filling", "poisoned") for at in step.targets
+            )
         assert not kept & set(self.table.free)
         assert not kept & set(self.table.policy)
 

@@ -68,7 +68,9 @@ class Kvd:
         assert len(answers) == 1
         return answers[0]
 
-    def say(self, *items: se.SlotEvent, rank: int = 0) -> tuple[str, ...]:
+    def say(
+        self, *items: se.SlotEvent | se.StepOpened | se.StepClosed, rank: int = 0
+    ) -> tuple[str, ...]:
         member = WORKERS[rank]
         seen = self.ask(ev.SlotsChanged(0, member, self.numbers[member], items))
         assert isinstance(seen, SlotsSeen)
