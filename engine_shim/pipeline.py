@@ -267,8 +267,8 @@ class PrefillPipeline:
 
         Args:
             wait_saves: also wait until everything is saved.
-            wait_armed: also wait until kvd has heard of every save: from then on its blocks stay,
-                even when another member ends their request.
+            wait_armed: also wait until kvd is sure to let the blocks of every save stay, even when
+                another member ends their request.
         Returns: requests of which rows are left unsaved, because they are optional or have failed
             alone (`failed_requests`) or because layers were not run: their blocks are not to be
             committed. If they are, they never become ready, and are freed once their owner left.
@@ -282,12 +282,12 @@ class PrefillPipeline:
         skipped = [layer for layer in step.layers if not layer.is_computed]
         if skipped:
             self._skip(step)
-        if wait_saves or wait_armed:
+        kept = step.kept_saves
+        if wait_saves or (wait_armed and not (kept is not None and kept.is_kept)):
             self._await_armed(step)
-        if wait_saves:
-            for layer, state in enumerate(step.layers):
-                if not state.saved.wait(step.seconds_left()):
-                    step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
+        for layer, state in enumerate(step.layers if wait_saves else ()):
+            if not state.saved.wait(step.seconds_left()):
+                step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
         self._keeper.close(step)
         self._step = None
         if step.failure is not None:
@@ -298,11 +298,7 @@ class PrefillPipeline:
         return (*shed, *self.failed_requests)
 
     def _await_armed(self, step: Step) -> None:
-        """What kvd refuses is the saver's to tell.
-
-        That their blocks are kept is not enough: kvd refuses a save of which one block is worthless
-        since its request has ended, and with it those of all the others.
-        """
+        """What kvd refuses is the saver's to tell."""
         for state in step.layers:
             if step.failure is not None or (step.is_free and not self._client.is_attached):
                 return
@@ -356,9 +352,8 @@ class PrefillPipeline:
         self._rows_gone.discard(request)
 
     def rebind(self, slot: int) -> bool:
-        """Between steps: move the layers of a quarantined slot to a spare.
-
-        Returns: whether there was one; if not, its layers cannot run any more.
+        """Between steps: move the layers of a quarantined slot to a spare; False if there is none:
+        then its layers cannot run any more.
         """
         spare = self._ring.spare_for(slot)
         if spare is None:

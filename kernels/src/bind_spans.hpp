@@ -56,7 +56,8 @@ class Groups {
 };
 
 // Checks all spans, then copies, by up to so many threads of the team; without the interpreter
-// lock. Throws as check_spans, and std::invalid_argument when a mapping is closed or dst is read-only.
+// lock. Throws as check_spans, and std::invalid_argument when a mapping is closed or dst is
+// read-only.
 uint64_t run_copy(const std::shared_ptr<Region>& dst, const std::shared_ptr<Region>& src,
                   const std::vector<Span>& spans, CopyFn copy, CopyTeam& team, size_t threads);
 // The same with checksums, into groups.sums.

@@ -92,8 +92,8 @@ MUTANTS: Final = (
     Mutant(
         "a layer is saved before kvd has taken it",
         "engine_shim.saver",
-        "        if error is None and heard is not None:\n",
-        "        state.saved.set()\n        if error is None and heard is not None:\n",
+        "            posted = partial(heard.then, hear, rides=True)\n",
+        "            heard.then(hear, rides=True)\n",
         PIPELINE,
     ),
     Mutant(
@@ -104,10 +104,24 @@ MUTANTS: Final = (
         PIPELINE,
     ),
     Mutant(
-        "a step whose answer came too late is forgotten",
+        "a load whose step was refused begins all the same",
         "engine_shim.loader",
-        "                break  # it is closed",
-        "                step.kept_loads = None\n                break  # it is closed",
+        "        if ticket.is_settled and not ticket.code:\n            self._device",
+        "        if ticket.is_settled:\n            self._device",
+        PIPELINE,
+    ),
+    Mutant(
+        "a load whose step was refused is believed for what was said to the step",
+        "engine_shim.client.desk",
+        "if use.kept is not None and use.kept.is_kept else None",
+        "if use.kept is not None else None",
+        CLIENT,
+    ),
+    Mutant(
+        "the rows of another layer are copied",
+        "engine_shim.layer_rows",
+        "                    return _moved(last.plan, *shift)\n",
+        "                    return last.plan\n",
         PIPELINE,
     ),
     Mutant(

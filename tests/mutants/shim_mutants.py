@@ -73,8 +73,8 @@ MUTANTS: Final = (
     Mutant(
         "rows are saved that were not announced",
         "engine_shim.saver",
-        "        for request in task.requests:\n",
-        "        for request in task.step.requests:\n",
+        "save_plan(task.layer, slot, task.requests, mode)",
+        "save_plan(task.layer, slot, task.step.requests, mode)",
         ("shim under pressure",),
     ),
     Mutant(

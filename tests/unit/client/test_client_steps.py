@@ -148,6 +148,28 @@ def test_a_save_waits_for_a_step_that_has_no_answer_yet(connect: Connect, kvd: F
     assert WrittenItem(0, 0, 3, SAVES) in kvd.seen
 
 
+def test_a_load_whose_step_is_refused_is_heard_for_what_was_said_to_itself(
+    connect: Connect, kvd: FakeKvd
+) -> None:
+    """Asked for before the step had an answer, and refused at first: what counts came later."""
+    client = connect(resend_s=60.0)
+    held = kvd.silent_on(msg.Events)
+    loads = client.slots.open_step(LOADS)
+    tenancy, answer = client.slots.begin(0, 3, LOADS, kept=loads)
+    assert answer is loads.answer
+    until(lambda: len(held) == 1)
+    codes = {StepOpenedItem: ["span_unwritten"], AcquiredItem: ["span_busy"]}
+    kvd.code_of = lambda item: (codes.get(type(item)) or [""]).pop()
+    kvd.as_usual(msg.Events)
+    kvd.answer_late(held[0])
+    assert answer.wait(5) == "span_unwritten"
+    own = client.slots.asked(tenancy)
+    assert own is not answer
+    assert own.wait(5) == "span_busy"
+    client.slots.await_loads(tenancy, 3, LOADS, own, 5)
+    assert client.slots.check_loaded(tenancy) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "code"), [(AcquiredItem, "block_poisoned"), (WrittenItem, "span_busy")]
 )

@@ -39,7 +39,7 @@ from engine_shim.pipeline import PipelineOptions, PrefillPipeline
 from engine_shim.ring import device_layout
 from engine_shim.steps import StepRequest
 from kvd.plan.layout import BlockLayout
-from kvd.plan.ring import plan_ring
+from kvd.plan.ring import RingPlan, plan_ring
 from kvd.wire.layout import BlockLayoutSpec, Part
 from tests.unit.engine_shim.fake_kvd import FakeKvd
 from tests.unit.engine_shim.virtual_threads import Baton, SharedDevice, virtual_threads
@@ -103,6 +103,18 @@ def _times(
     return issue, loaded, exposed, written
 
 
+def ring_of(plan: Schedule, count: int) -> RingPlan:
+    """The ring of a schedule, for so many blocks."""
+    return plan_ring(
+        [(Part("main", ROW),) for _ in range(LAYERS)],
+        independent=(),
+        num_shared=plan.buffers,
+        num_blocks=count,
+        block_tokens=BLOCK,
+        lookahead=plan.lookahead,
+    )
+
+
 def measured(plan: Schedule, answer_ns: int = 0) -> list[int]:
     """Exposed delay of each layer of a step that loads a prefix and saves what follows.
 
@@ -111,14 +123,7 @@ def measured(plan: Schedule, answer_ns: int = 0) -> list[int]:
     count = plan.loads + max(1, plan.saves)
     parts = [[Part("main", ROW)] for _ in range(LAYERS)]
     layout = BlockLayoutSpec("times", "uint8", BLOCK, parts)
-    ring = plan_ring(
-        [tuple(layer) for layer in parts],
-        independent=(),
-        num_shared=plan.buffers,
-        num_blocks=count,
-        block_tokens=BLOCK,
-        lookahead=plan.lookahead,
-    )
+    ring = ring_of(plan, count)
     assert list(ring.slot_of) == plan.slot_of()
     links = {name: Link(name, BYTES_PER_S) for name in ("load", "save")}
     device = SharedDevice(links, move_bytes=False)

@@ -240,15 +240,13 @@ class _Unheard(Ticket):
         call()
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
 def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
-    make: Make, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From then on the end of the request, which comes another way, refuses none of them."""
     engine = make((), deadline_s=SHORT_S)
     written = engine.kvd.slots.written
-    if not is_kept:
-        monkeypatch.setattr(engine.kvd.slots, "open_step", _busy)
+    monkeypatch.setattr(engine.kvd.slots, "open_step", _busy)
 
     def unheard(*args: object, **more: object) -> Ticket:
         written(*args, **more)  # type: ignore[arg-type]
@@ -263,6 +261,23 @@ def test_a_step_ends_only_when_kvd_has_heard_of_its_saves(
 
 def _busy(*args: object) -> KeptStep:
     raise KvdRefused("busy", what="steps", limit=0)
+
+
+def test_a_step_whose_blocks_are_kept_waits_for_no_answer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay whatever kvd has heard of its saves."""
+    engine = make((), deadline_s=SHORT_S)
+    written = engine.kvd.slots.written
+
+    def unheard(*args: object, **more: object) -> Ticket:
+        written(*args, **more)  # type: ignore[arg-type]
+        return Ticket(threading.Lock(), 1)
+
+    monkeypatch.setattr(engine.kvd.slots, "written", unheard)
+    pooled = engine.admit("a", TEXT)
+    assert engine.step((engine.request(pooled, 0, 6), TEXT)) is None
+    engine.kvd.wait_all_free()
 
 
 def test_blocks_of_heard_saves_stay_when_the_request_ends(make: Make) -> None:
