@@ -152,7 +152,6 @@ class PrefillPipeline:
             undo.pop_all()
 
     def _drop(self, step: Step) -> None:
-        """A step could not be begun."""
         self._step = None
         self._keeper.close(step)
 
@@ -266,7 +265,8 @@ class PrefillPipeline:
         """End the step after its last layer.
 
         Args:
-            wait_saves: also wait until everything is saved.
+            wait_saves: also wait until every copy has ended. What kvd refuses of a kept step after
+                that never becomes readable, and fails the request's next step.
             wait_armed: also wait until kvd is sure to let the blocks of every save stay, even when
                 another member ends their request.
         Returns: requests of which rows are left unsaved, because they are optional or have failed
@@ -283,7 +283,7 @@ class PrefillPipeline:
         if skipped:
             self._skip(step)
         kept = step.kept_saves
-        if wait_saves or (wait_armed and not (kept is not None and kept.is_kept)):
+        if (wait_saves or wait_armed) and not (kept is not None and kept.is_kept):
             self._await_armed(step)
         for layer, state in enumerate(step.layers if wait_saves else ()):
             if not state.saved.wait(step.seconds_left()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -122,7 +121,7 @@ class Saver:
             self._copy(task, state, plan)
         except (KvdRefused, DeviceError) as error:
             self._lose(task, as_step_failure(error))
-            self._tell(state, state.saved.set, ok=False)
+            self._tell(state, ok=False)
 
     def _copy(self, task: SaveTask, state: LayerState, plan: CopyPlan) -> None:
         assert state.tenancy is not None
@@ -161,33 +160,27 @@ class Saver:
             error = _refused(heard)
         if error is not None:
             self._lose(task, as_step_failure(error))
-            self._tell(state, state.saved.set, ok=False)
+            self._tell(state, ok=False)
             return
-        posted: Callable[[], None] = state.saved.set
+        self._tell(state, ok=True, sums=plan.sums())
         if heard is not None:
-            hear = partial(self._heard, task, state, heard)
-            posted = partial(heard.then, hear, rides=True)
-        self._tell(state, posted, ok=True, sums=plan.sums())
+            heard.then(partial(self._heard, task, heard), rides=True)
 
-    def _heard(self, task: SaveTask, state: LayerState, heard: Ticket) -> None:
+    def _heard(self, task: SaveTask, heard: Ticket) -> None:
         """kvd's answer to the announcement of what was copied for the sake of its step."""
         if heard.code or not heard.is_settled:
             self._lose(task, as_step_failure(_refused(heard)))
-        state.saved.set()
 
-    def _tell(
-        self, state: LayerState, posted: Callable[[], None], *, ok: bool, sums: bytes = b""
-    ) -> None:
+    def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
         self._order.save_ended()
         rides = ok and self._alone and self._order.saves_open > 0
         assert state.tenancy is not None
         # Who waits for the save goes on while it is sent: what is said then comes behind it.
         with suppress(KvdRefused):
             self._client.slots.save_ended(
-                state.tenancy, SAVER, ok, sums=sums, rides=rides, posted=posted
+                state.tenancy, SAVER, ok, sums=sums, rides=rides, posted=state.saved.set
             )
-            return
-        posted()
+        state.saved.set()
 
 
 def _refused(heard: Ticket) -> KvdRefused:

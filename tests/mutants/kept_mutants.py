@@ -90,13 +90,6 @@ MUTANTS: Final = (
         PIPELINE,
     ),
     Mutant(
-        "a layer is saved before kvd has taken it",
-        "engine_shim.saver",
-        "            posted = partial(heard.then, hear, rides=True)\n",
-        "            heard.then(hear, rides=True)\n",
-        PIPELINE,
-    ),
-    Mutant(
         "a load that kvd refused when it was copied is used on",
         "engine_shim.loader",
         "        if heard.code and heard.code not in NOT_OF_ROWS:\n",
