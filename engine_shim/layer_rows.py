@@ -107,7 +107,7 @@ class LayerRows:
             if last is not None and last.key == requests:
                 shift = self._shift(last, layer, slot)
                 if shift is not None:
-                    return _moved(last.plan, shift[1], shift[0])
+                    return _elsewhere(last.plan, shift[1], shift[0])
         plan = CopyPlan()
         for request in requests:
             self.add_save(plan, layer, slot, request, mode)
@@ -122,7 +122,7 @@ class LayerRows:
             if last is not None and last.key == missing:
                 shift = self._shift(last, layer, slot)
                 if shift is not None:
-                    return _moved(last.plan, *shift)
+                    return _elsewhere(last.plan, *shift)
         plan = CopyPlan()
         for request, have in missing:
             self.add_load(plan, layer, slot, request, have, sums)
@@ -149,7 +149,7 @@ class LayerRows:
                 )
                 for span in self._blocks.spans(layer, self._shard)
             ]
-            in_slot, in_pool = parts[0][0].base, parts[0][1].base
+            in_slot, in_pool = (parts[0][0].base, parts[0][1].base) if parts else (0, 0)
             shape = tuple(
                 (here.base - in_slot, here.block_stride, there.base - in_pool, here.row_bytes)
                 for here, there in parts
@@ -315,7 +315,7 @@ class LayerRows:
         return parts
 
 
-def _moved(plan: CopyPlan, dst: int, src: int) -> CopyPlan:
+def _elsewhere(plan: CopyPlan, dst: int, src: int) -> CopyPlan:
     """The same copies, so many bytes away."""
     moved = CopyPlan()
     moved.plain = plan.plain.shifted(dst, src)

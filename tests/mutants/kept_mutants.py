@@ -113,7 +113,7 @@ MUTANTS: Final = (
     Mutant(
         "the rows of another layer are copied",
         "engine_shim.layer_rows",
-        "                    return _moved(last.plan, *shift)\n",
+        "                    return _elsewhere(last.plan, *shift)\n",
         "                    return last.plan\n",
         PIPELINE,
     ),
