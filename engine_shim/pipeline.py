@@ -16,9 +16,9 @@ in order:
                      copy slot -> pool; begun by the compute thread in `written`
 
 All of it is told to kvd, in batches for which nobody waits. Where kvd keeps no step (ranks share
-spans, rows are offered to readers, fewer than three layers, kvd is away or has refused), a load
-waits until kvd has pinned the blocks of its layer, and a save until kvd has acknowledged its
-layer's announcement. Whichever thread hears a yes that was waited for begins the copy.
+spans, rows are offered to readers, kvd is away or has refused), a load waits until kvd has pinned
+the blocks of its layer, and a save until kvd has acknowledged its layer's announcement. Whichever
+thread hears a yes that was waited for begins the copy.
 
 The slot is free again when kvd has heard the end of all of it, remote reads included; the next
 layer in the same slot waits for that at its gate, *before* its rows are written. Where no reads

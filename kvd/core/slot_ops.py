@@ -2,8 +2,8 @@
 
 The release rule (`release.py`) knows one slot and only names. Here both ends of every copy are
 kept together (R11): the span of a save is opened when its hold is armed and closed when it is
-lifted; a load pins its blocks until it has ended; a redirect pins the span in the very step that
-lifts the hold.
+lifted; a load, or its step, pins its blocks until it has ended; a redirect pins the span in the
+very transition that lifts the hold.
 """
 
 from __future__ import annotations
