@@ -132,13 +132,11 @@ MUTANTS: Final = (
         PIPELINE,
     ),
     Mutant(
-        "a step whose blocks are kept ends before kvd knows of its saves",
+        "a step that kvd does not keep ends before kvd knows of its saves",
         "engine_shim.pipeline",
-        "            if step.failure is not None or (step.is_free",
-        "            if step.kept_saves is not None and step.kept_saves.is_kept:\n"
-        "                return\n"
-        "            if step.failure is not None or (step.is_free",
-        (*PIPELINE, "connector pipeline"),
+        "        if (wait_saves or wait_armed) and not (kept is not None and kept.is_kept):\n",
+        "        if False:\n",
+        ("connector pipeline",),
     ),
     Mutant(
         "threads share the list of what is loaded",
