@@ -47,7 +47,6 @@ void CopyQueue::run() {
     const Taken job = std::move(queue_.front());
     queue_.pop_front();
     job->begun = true;
-    team.wake_for_all(!queue_.empty());
     lock.unlock();
     try {
       job->result = job->work(team);

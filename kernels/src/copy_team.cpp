@@ -116,12 +116,11 @@ CopyTeam::~CopyTeam() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-void CopyTeam::run(size_t count, size_t threads, bool wakes,
-                   const std::function<void(size_t)>& work) {
+void CopyTeam::run(size_t count, size_t threads, const std::function<void(size_t)>& work) {
   const size_t places = std::min(threads, count) - (count != 0);
   try {
     const SignalsBlocked blocked;
-    while (wakes && helpers_.size() < places) helpers_.emplace_back([this] { help(); });
+    while (helpers_.size() < places) helpers_.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
     // No thread to be had: those that are here do it all.
   }
@@ -129,7 +128,7 @@ void CopyTeam::run(size_t count, size_t threads, bool wakes,
     const std::lock_guard lock(mutex_);
     next_ = 0, count_ = count, work_ = &work, places_ = places, caller_cpu_ = sched_getcpu();
     ++tasks_;
-    if (wakes && places != 0) came_.notify_all();
+    if (places != 0) came_.notify_all();
   }
   for (size_t i = next_++; i < count; i = next_++) work(i);
   await_helpers();
@@ -179,8 +178,7 @@ void copy_in_team(CopyTeam& team, CopyFn copy, uint8_t* dst, const uint8_t* src,
   const std::vector<Span> pieces = cut(spans, size);
   const std::vector<uint32_t> each(pieces.size(), 1);
   const std::vector<Batch> batches = batches_of(pieces, each, size);
-  const bool wakes = team.wakes_for(size * batches.size());
-  team.run(batches.size(), threads, wakes, [&](size_t i) {
+  team.run(batches.size(), threads, [&](size_t i) {
     copy(dst, src, std::span(pieces).subspan(batches[i].first_span, batches[i].num_spans));
   });
 }
@@ -191,8 +189,7 @@ void copy_sums_in_team(CopyTeam& team, CopySumFn copy, uint8_t* dst, const uint8
   if (threads < 2) return copy(dst, src, spans, counts, sums);
   const uint64_t size = batch_bytes(spans, threads);
   const std::vector<Batch> batches = batches_of(spans, counts, size);
-  const bool wakes = team.wakes_for(size * batches.size());
-  team.run(batches.size(), threads, wakes, [&](size_t i) {
+  team.run(batches.size(), threads, [&](size_t i) {
     const Batch& batch = batches[i];
     copy(dst, src, spans.subspan(batch.first_span, batch.num_spans),
          counts.subspan(batch.first_group, batch.num_groups), sums + batch.first_group);

@@ -30,20 +30,12 @@ class CopyTeam {
   CopyTeam(const CopyTeam&) = delete;
   CopyTeam& operator=(const CopyTeam&) = delete;
 
-  // Whether helpers that sleep are woken for copies that are not long. A lone copy of a layer would
-  // be over before they are there; one that others follow is not.
-  void wake_for_all(bool does) noexcept { wakes_for_all_ = does; }
-  bool wakes_for(uint64_t bytes) const noexcept { return wakes_for_all_ || bytes >= kLongBytes; }
-
   // Runs work(i) for i in [0, count) once each, in no order, in the calling thread and at most
   // threads - 1 helpers. Who is done takes the next i, so a helper that comes late, or not at all,
   // costs nothing but its help. What helpers have written is visible to the caller afterwards.
-  // wakes: whether helpers are made, and woken that sleep; without, those help that are awake.
-  void run(size_t count, size_t threads, bool wakes, const std::function<void(size_t)>& work);
+  void run(size_t count, size_t threads, const std::function<void(size_t)>& work);
 
  private:
-  static constexpr uint64_t kLongBytes = uint64_t{32} << 20;
-
   void help();
   void await_helpers();
 
@@ -59,7 +51,6 @@ class CopyTeam {
   size_t places_ = 0;  // helpers that may still come to it
   int caller_cpu_ = -1;
   bool ending_ = false;
-  bool wakes_for_all_ = true;  // of the caller alone
 };
 
 // As the kernel itself, by up to so many threads of a team. On return every byte is ordered before

@@ -11,7 +11,6 @@ import pytest
 
 from kvd_kernels import reference
 from kvd_kernels.host import NOT_COPIED, CopyQueue, Mapping, copy_kernels, copy_spans, copy_sums
-from tests.kernels.queue_rig import ATTEMPTS
 
 MakeRegion = Callable[..., Mapping]
 
@@ -104,15 +103,8 @@ def test_the_helpers_of_a_queue_stay_from_copy_to_copy(make_region: MakeRegion) 
     halves = array("Q", [0, SIZE // 2, SIZE // 2, SIZE // 2, 0, SIZE // 2])
     queue = CopyQueue()
     assert queue.finish(queue.submit(dst, src, halves, threads=3)) == SIZE
-    # A copy that is alone is over before a helper would be there: only the queue has a thread.
-    assert len(own_threads() - before) == 1
-    for _ in range(ATTEMPTS):
-        row = [queue.submit(dst, src, halves, threads=3) for _ in range(8)]
-        assert [queue.finish(ticket) for ticket in row] == [SIZE] * 8
-        if len(own_threads() - before) == 3:
-            break
     made = own_threads() - before
-    assert len(made) == 3
+    assert len(made) == 3  # that of the queue, and two helpers
     for threads in (2, 1, 3, 2):
         for word in range(8):
             dst.store_u64(word * SIZE // 8, 0)
