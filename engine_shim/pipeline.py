@@ -282,8 +282,7 @@ class PrefillPipeline:
         skipped = [layer for layer in step.layers if not layer.is_computed]
         if skipped:
             self._skip(step)
-        kept = step.kept_saves
-        if (wait_saves or wait_armed) and not (kept is not None and kept.is_kept):
+        if wait_saves or wait_armed:
             self._await_armed(step)
         for layer, state in enumerate(step.layers if wait_saves else ()):
             if not state.saved.wait(step.seconds_left()):
@@ -299,6 +298,8 @@ class PrefillPipeline:
 
     def _await_armed(self, step: Step) -> None:
         """What kvd refuses is the saver's to tell."""
+        if step.kept_saves is not None and not step.kept_saves.answer.wait(step.seconds_left()):
+            return
         for state in step.layers:
             if step.failure is not None or (step.is_free and not self._client.is_attached):
                 return

@@ -134,7 +134,7 @@ MUTANTS: Final = (
     Mutant(
         "a step that kvd does not keep ends before kvd knows of its saves",
         "engine_shim.pipeline",
-        "        if (wait_saves or wait_armed) and not (kept is not None and kept.is_kept):\n",
+        "        if wait_saves or wait_armed:\n",
         "        if False:\n",
         ("connector pipeline",),
     ),
