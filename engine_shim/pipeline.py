@@ -380,8 +380,8 @@ class PrefillPipeline:
         return self._step
 
     def _to_save(self, step: Step, layer: int) -> tuple[StepRequest, ...]:
-        """The requests whose rows of the next layer are saved; what is shed once stays shed: a block
-        with one layer missing is of no use.
+        """The requests whose rows of the next layer are saved; what is shed once stays shed: with
+        one layer missing a block is of no use.
         """
         live = step.live_in(layer)
         optional = [request for request in live if request.optional]
