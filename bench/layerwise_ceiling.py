@@ -1,8 +1,9 @@
-"""What one round trip a layer leaves of the bare kernel: as fast as any such design can be here.
+"""What one round trip a layer leaves of the bare kernel, and nothing else: for comparison.
 
 The copies of a step by the native queue, four in flight, and for each layer a frame of the size of
-an announcement to a server that only answers, and its answer: no books, no slots, no gate. Where a
-machine has two cores, and the bare kernel uses both, this is what there is to reach.
+an announcement to a server that only answers, and its answer: no books, no slots, no gate. On a
+machine of two cores, of which the bare kernel uses both, as fast as a design with such a round trip
+can be.
 """
 
 from __future__ import annotations
