@@ -11,8 +11,8 @@
 The baselines of a step are one thread of glibc's memcpy, and two threads of the best copy kernel,
 that copy the same pieces between the same slots and pool blocks, each layer shared by both. The
 gate judges steps without checksums: memcpy computes none. For the record, what the same copies
-reach with one round trip to a server that only answers for each layer: a pipeline that asks kvd once
-for a step needs none of these, but keeps books, slots and a gate.
+reach with one round trip to a server that only answers for each layer: a pipeline that asks kvd
+once for a step needs none of these, but keeps books, slots and a gate.
 
     python -m bench.layerwise [--json FILE] [--gate] [--rounds N]
 """
