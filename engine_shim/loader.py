@@ -139,7 +139,7 @@ class Loader:
         state = step.layers[layer]
         with suppress(KvdRefused):
             if state.tenancy is not None:
-                return self._client.slots.asked(state.tenancy)
+                return self._client.slots.answer_to_begin(state.tenancy)
         return None
 
     def _ask_again(self, step: Step, layer: int, missing: Missing, ticket: Ticket) -> None:

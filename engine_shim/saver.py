@@ -73,7 +73,7 @@ class Saver:
         # Planned while kvd answers.
         slot, mode = state.tenancy.slot, self._client.checksums
         plan = self._rows.save_plan(task.layer, slot, task.requests, mode)
-        answer = self._client.slots.may_save(state.tenancy, SAVER)
+        answer = self._client.slots.answer_to_save(state.tenancy, SAVER)
         answer.then(partial(self._answered, task, plan, answer))
 
     def _answered(self, task: SaveTask, plan: CopyPlan, answer: Ticket) -> None:

@@ -45,7 +45,7 @@ class Desk(Protocol):
         Raises: SlotQuarantined, KvdRefused.
         """
 
-    def asked(self, tenancy: Tenancy) -> Ticket:
+    def answer_to_begin(self, tenancy: Tenancy) -> Ticket:
         """kvd's answer to the `begin` of the tenancy alone, whatever it says to its step."""
 
     def await_loads(
@@ -95,7 +95,7 @@ class Desk(Protocol):
     ) -> Ticket:
         """Its rows are final: all saves and reads are armed; kept: a step with all targets."""
 
-    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+    def answer_to_save(self, tenancy: Tenancy, saver: str) -> Ticket:
         """The answer after which a save may be copied."""
 
     def confirm(self, tenancy: Tenancy, deadline_s: float | None = None) -> Ticket:

@@ -108,8 +108,9 @@ class Acquiring(Announcements):
                 taken without waiting until kvd has heard it.
             kept: an open step that keeps all blocks of `loads`, once kvd has said so.
         Returns: the tenancy, and kvd's answer, that to the step where it still counts. After a yes
-            the loads may start. Otherwise, of a step, only kvd's answer to this layer counts (see
-            `asked`); and where that is none, `await_loads` comes first, or gives the slot back.
+            the loads may start. Otherwise, of a step, only kvd's answer to this layer counts
+            (`answer_to_begin`); where that is no yes either, `await_loads` comes first, or gives
+            the slot back.
         Raises: KvdRefused; the slot is not taken:
             slot_unknown, deadline_exceeded, busy, unreachable, closed, process_forked;
             pool_lost: the blocks of `loads` are of an earlier life of kvd.
@@ -131,7 +132,7 @@ class Acquiring(Announcements):
             core.send()
         return tenancy, ticket
 
-    def asked(self, tenancy: Tenancy) -> Ticket:
+    def answer_to_begin(self, tenancy: Tenancy) -> Ticket:
         """kvd's answer to the `begin` of the present tenancy, whatever it says to its step.
 
         Raises: KvdRefused(tenancy_misused).

@@ -71,7 +71,7 @@ class Announcements(StepCalls):
             core.send()
         return ticket
 
-    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+    def answer_to_save(self, tenancy: Tenancy, saver: str) -> Ticket:
         """The answer after which a save may be copied: of its step, or to its announcement.
 
         Raises: KvdRefused(tenancy_misused).

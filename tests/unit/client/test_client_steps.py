@@ -57,7 +57,7 @@ def test_copies_of_a_step_wait_for_its_answer_and_for_no_other(
     begun = desk.check_loaded(tenancy)
     assert begun is not None
     desk.written(tenancy, 3, SAVES, kept=saves)
-    assert desk.may_save(tenancy, "s") is saves.answer
+    assert desk.answer_to_save(tenancy, "s") is saves.answer
     heard = desk.save_started(tenancy, "s", 0.0)
     assert heard is not None
     barrier(client)
@@ -90,7 +90,7 @@ def test_some_of_the_copies_of_a_step_are_named_and_wait_no_longer(
     tenancy, answer = client.slots.begin(0, 3, some, kept=loads)
     assert answer is loads.answer
     client.slots.written(tenancy, 3, FEWER, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is saves.answer
+    assert client.slots.answer_to_save(tenancy, "s") is saves.answer
     client.flush()
     assert kvd.seen[2:] == [AcquiredItem(0, 0, 3, some), WrittenItem(0, 0, 3, FEWER)]
     assert (loads.copies, saves.copies) == (1, 1)
@@ -118,7 +118,7 @@ def test_a_step_that_is_refused_is_asked_for_by_layer(connect: Connect, kvd: Fak
     assert answer.wait(5) == ""
     assert client.slots.check_loaded(tenancy) is None
     armed = client.slots.written(tenancy, 3, SAVES, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is armed
+    assert client.slots.answer_to_save(tenancy, "s") is armed
     assert client.slots.save_started(tenancy, "s") is None
     for kept in (loads, saves):
         client.slots.close_step(kept)
@@ -133,7 +133,7 @@ def test_a_save_waits_for_a_step_that_has_no_answer_yet(connect: Connect, kvd: F
     saves = client.slots.open_step((), SAVES)
     tenancy, _ = client.slots.begin(0, 3)
     armed = client.slots.written(tenancy, 3, SAVES, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is saves.answer
+    assert client.slots.answer_to_save(tenancy, "s") is saves.answer
     assert refusal(lambda: client.slots.save_started(tenancy, "s", 0.02)).code == (
         "deadline_exceeded"
     )
@@ -163,7 +163,7 @@ def test_a_load_whose_step_is_refused_is_heard_for_what_was_said_to_itself(
     kvd.as_usual(msg.Events)
     kvd.answer_late(held[0])
     assert answer.wait(5) == "span_unwritten"
-    own = client.slots.asked(tenancy)
+    own = client.slots.answer_to_begin(tenancy)
     assert own is not answer
     assert own.wait(5) == "span_busy"
     client.slots.await_loads(tenancy, 3, LOADS, own, 5)
@@ -234,7 +234,7 @@ def test_nothing_begins_for_the_sake_of_a_step_that_is_closing(
     tenancy, answer = client.slots.begin(0, 3, LOADS, kept=loads)
     assert answer is not loads.answer
     armed = client.slots.written(tenancy, 3, SAVES, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is armed
+    assert client.slots.answer_to_save(tenancy, "s") is armed
     client.flush()
     assert kvd.seen[-2:] == [AcquiredItem(0, 0, 3, LOADS), WrittenItem(0, 0, 3, SAVES)]
 

@@ -31,7 +31,7 @@ def test_the_same_kvd_goes_on_with_a_step(connect: Connect, kvd: FakeKvd) -> Non
     attached(client, 2)
     client.slots.load_ended(tenancy, True)
     client.slots.written(tenancy, 3, SAVES, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is saves.answer
+    assert client.slots.answer_to_save(tenancy, "s") is saves.answer
     other, answer = client.slots.begin(1, 4, LOADS, kept=loads)
     assert answer is loads.answer
     for kept in (loads, saves):
@@ -64,7 +64,7 @@ def test_another_kvd_keeps_nothing_of_a_step(
     assert answer is not loads.answer
     assert refusal(lambda: desk.written(saving._replace(), 3, SAVES, kept=saves))
     armed = desk.written(fresh, 3, SAVES, kept=saves)
-    assert desk.may_save(fresh, "s") is armed
+    assert desk.answer_to_save(fresh, "s") is armed
     assert (loads.copies, saves.copies) == (0, 0)
     for kept in (loads, saves):
         desk.close_step(kept)
@@ -83,7 +83,7 @@ def test_nothing_is_saved_for_the_sake_of_a_step_while_the_connection_is_lost(
     closed_door(kvd)
     lost(client)
     armed = client.slots.written(tenancy, 3, SAVES, kept=saves)
-    assert client.slots.may_save(tenancy, "s") is armed
+    assert client.slots.answer_to_save(tenancy, "s") is armed
     kvd.on_attach = None
     assert armed.wait(5) == ""
     assert client.slots.save_started(tenancy, "s") is None

@@ -73,7 +73,7 @@ class FakeDesk:
             kept.copies += count
         return kept
 
-    def may_save(self, tenancy: Tenancy, saver: str) -> Ticket:
+    def answer_to_save(self, tenancy: Tenancy, saver: str) -> Ticket:
         """See `Desk`."""
         use = tenancy.slot, tenancy.epoch
         kept = self._kept_saves.get(use)
@@ -121,7 +121,7 @@ class FakeDesk:
         self._begun[slot, epoch] = self._asked[slot, epoch] = begun
         return tenancy, kept.answer
 
-    def asked(self, tenancy: Tenancy) -> Ticket:
+    def answer_to_begin(self, tenancy: Tenancy) -> Ticket:
         """See `Desk`."""
         return self._asked[tenancy.slot, tenancy.epoch]
 
