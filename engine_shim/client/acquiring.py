@@ -277,6 +277,10 @@ class Acquiring(Announcements):
             code = before if code == "deadline_exceeded" and before else code
             before = code
             what = f"the loads of slot {tenancy.slot} for layer {layer}"
+            with core.lock:
+                is_lost = core.generation != tenancy.generation
+            if is_lost:
+                raise KvdRefused("pool_lost", what=what)
             if code not in AGAIN or left_s(end) <= pause_s:
                 raise KvdRefused(code, what=what, slot=tenancy.slot, layer=layer, path=core.path)
             with core.lock:

@@ -138,11 +138,15 @@ class Announcements(StepCalls):
             if is_last:
                 break
             with core.lock:
+                if tenancy.generation != core.generation:
+                    break
                 if code == SPAN_BUSY and use.armed is armed and use.is_computing:
                     core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
+        with core.lock:
+            is_lost = tenancy.generation != core.generation
+        if is_lost:
+            # Whatever another life of kvd says to what was announced to it meanwhile.
+            raise KvdRefused("pool_lost", what=what)
         if code:
             raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
-        with core.lock:
-            if tenancy.generation != core.generation:
-                raise KvdRefused("pool_lost", what=what)
         return heard

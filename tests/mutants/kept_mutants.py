@@ -76,6 +76,13 @@ MUTANTS: Final = (
         CLIENT,
     ),
     Mutant(
+        "what the next kvd says of a save is why it was lost",
+        "engine_shim.client.announcements",
+        "        if is_lost:\n            # Whatever",
+        "        if is_lost and not code:\n            # Whatever",
+        CLIENT,
+    ),
+    Mutant(
         "only the last who asked is called",
         "engine_shim.client.tickets",
         "                self._then.append(call)\n",

@@ -299,6 +299,33 @@ def test_loads_that_wait_for_a_span_do_not_ask_the_next_kvd_for_it(
     assert not [item for item in kvds[-1].seen if isinstance(item, AcquiredItem)]
 
 
+def test_loads_that_the_next_kvd_was_asked_for_are_lost_with_their_pool(
+    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
+) -> None:
+    """They are asked for again when the next kvd has been told of the slots already."""
+    client = connect()
+    kvd.code_of = lambda item: "span_busy"
+    tenancy, ticket = client.slots.begin(0, 3, LOADS)
+    assert ticket.wait(5) == "span_busy"
+    kvd.stop()
+    lost(client)
+    calls: list[Background] = []
+
+    def meanwhile(new: FakeKvd, frame: msg.Hello) -> msg.ServerFrame:
+        calls.append(Background(lambda: client.slots.await_loads(tenancy, 3, LOADS, ticket, 20.0)))
+        until(lambda: client.statistics().events_unacked == 1)
+        return new.usual(frame)
+
+    def prepare(fake: FakeKvd) -> None:
+        fake.on(msg.Hello, partial(meanwhile, fake))
+        fake.code_of = lambda item: "block_not_reserved"
+
+    kvds.append(kvd.successor(prepare=prepare))
+    attached(client, 2)
+    assert calls[0].wait() == "pool_lost"
+    assert AcquiredItem(0, 0, 3, LOADS) in kvds[-1].seen
+
+
 def test_saves_of_an_older_life_are_refused_and_do_not_start(
     connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
 ) -> None:

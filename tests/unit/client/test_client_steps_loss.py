@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from engine_shim.client import KeptStep
 from kvd.wire import messages as msg
 from kvd.wire.slot_items import (
@@ -89,10 +91,14 @@ def test_nothing_is_saved_for_the_sake_of_a_step_while_the_connection_is_lost(
     assert client.slots.save_started(tenancy, "s") is None
 
 
+@pytest.mark.parametrize("code", ["", "already_armed", "block_not_reserved", "span_busy"])
 def test_a_save_of_which_the_next_kvd_was_not_told_is_not_copied(
-    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
+    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd], code: str
 ) -> None:
-    """It is announced when the next kvd has been told of the slots, and before it is heard."""
+    """It is announced when the next kvd has been told of the slots, and before it is heard.
+
+    What that one says to it is not why it failed.
+    """
     client = connect()
     _, saves = opened(client)
     tenancy, _ = client.slots.begin(0, 3)
@@ -107,10 +113,44 @@ def test_a_save_of_which_the_next_kvd_was_not_told_is_not_copied(
         started.append(error.code)
         return new.usual(frame)
 
-    new = kvd.successor(prepare=lambda fake: fake.on(msg.Hello, partial(meanwhile, fake)))
+    def prepare(fake: FakeKvd) -> None:
+        fake.on(msg.Hello, partial(meanwhile, fake))
+        fake.code_of = lambda item: code
+
+    kvds.append(kvd.successor(prepare=prepare))
+    attached(client, 2)
+    client.flush()
+    assert started == ["deadline_exceeded"]
+    assert refusal(lambda: client.slots.save_started(tenancy, "s")).code == "pool_lost"
+
+
+def test_a_save_that_was_announced_between_two_hellos_is_lost_with_its_pool(
+    connect: Connect, kvd: FakeKvd, kvds: list[FakeKvd]
+) -> None:
+    """The first hello is turned away, the second says that it is armed; then it comes as an event
+    besides."""
+    client = connect()
+    _, saves = opened(client)
+    tenancy, _ = client.slots.begin(0, 3)
+    client.flush()
+    kvd.stop()
+    lost(client)
+
+    def away(new: FakeKvd, frame: msg.Hello) -> msg.ServerFrame:
+        new.as_usual(msg.Hello)
+        client.slots.written(tenancy, 3, SAVES, kept=saves)
+        return msg.Error(frame.request_no, new.boot_id, "starting")
+
+    def prepare(fake: FakeKvd) -> None:
+        fake.on(msg.Hello, partial(away, fake))
+        fake.code_of = lambda item: "already_armed" if isinstance(item, WrittenItem) else ""
+
+    new = kvd.successor(prepare=prepare)
     kvds.append(new)
     attached(client, 2)
-    assert started == ["deadline_exceeded"]
+    client.flush()
+    assert [hello.slots[0].savers for hello in new.hellos] == [[], ["s"]]
+    assert new.seen == [WrittenItem(0, 0, 3, SAVES)]
     assert refusal(lambda: client.slots.save_started(tenancy, "s")).code == "pool_lost"
 
 
