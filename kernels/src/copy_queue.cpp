@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "signals.hpp"
+#include "slice.hpp"
 
 namespace kvd {
 
@@ -37,10 +38,18 @@ uint64_t CopyQueue::submit(Work work) {
   return last_;
 }
 
+// Of an end nobody is told before helpers can come to the next copy: whoever is woken takes this
+// thread's CPU, and where there are no more the helpers would have nothing to do meanwhile.
 void CopyQueue::run() {
+  ask_for_long_turns();
   CopyTeam team;
   std::unique_lock lock(mutex_);
   while (true) {
+    if (queue_.empty()) {
+      lock.unlock();
+      team.opened();
+      lock.lock();
+    }
     while (queue_.empty() && !closing_) work_came_.wait(lock);
     if (queue_.empty()) return;
     // Given up under the lock again, so never the last share: whoever takes the ticket has that.
@@ -53,12 +62,18 @@ void CopyQueue::run() {
     } catch (...) {
       job->error = std::current_exception();
     }
+    team.opened();  // where it shared nothing out
     lock.lock();
     job->ended = true;
     ++events_;
-    ended_.notify_all();
-    news_.notify_all();
+    team.once_open([this] { tell(); });
   }
+}
+
+void CopyQueue::tell() {
+  const std::lock_guard lock(mutex_);
+  ended_.notify_all();
+  news_.notify_all();
 }
 
 CopyQueue::Taken CopyQueue::take(uint64_t ticket) {

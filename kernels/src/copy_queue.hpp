@@ -59,6 +59,7 @@ class CopyQueue {
 
  private:
   void run();
+  void tell();
   void require_own_process() const;
 
   ForkMark mark_;

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
 #include "signals.hpp"
+#include "slice.hpp"
 
 namespace kvd {
 namespace {
@@ -130,8 +132,13 @@ void CopyTeam::run(size_t count, size_t threads, const std::function<void(size_t
     ++tasks_;
     if (places != 0) came_.notify_all();
   }
+  opened();
   for (size_t i = next_++; i < count; i = next_++) work(i);
   await_helpers();
+}
+
+void CopyTeam::opened() {
+  if (then_) std::exchange(then_, nullptr)();
 }
 
 // Lets nobody in any more, and waits for those that are.
@@ -148,7 +155,8 @@ void CopyTeam::await_helpers() {
 void CopyTeam::help() {
   // A helper takes what is left of the CPUs: whoever keeps the books goes first. Where that may not
   // be said, it shares with them.
-  setpriority(PRIO_PROCESS, 0, kNice);
+  setpriority(PRIO_PROCESS, 0, std::max(kNice, getpriority(PRIO_PROCESS, 0)));
+  ask_for_long_turns();
   OwnCpus cpus;
   uint64_t seen = 0;
   while (true) {
@@ -173,7 +181,10 @@ void CopyTeam::help() {
 
 void copy_in_team(CopyTeam& team, CopyFn copy, uint8_t* dst, const uint8_t* src,
                   std::span<const Span> spans, size_t threads) {
-  if (threads < 2) return copy(dst, src, spans);
+  if (threads < 2) {
+    team.opened();
+    return copy(dst, src, spans);
+  }
   const uint64_t size = batch_bytes(spans, threads);
   const std::vector<Span> pieces = cut(spans, size);
   const std::vector<uint32_t> each(pieces.size(), 1);
@@ -186,7 +197,10 @@ void copy_in_team(CopyTeam& team, CopyFn copy, uint8_t* dst, const uint8_t* src,
 void copy_sums_in_team(CopyTeam& team, CopySumFn copy, uint8_t* dst, const uint8_t* src,
                        std::span<const Span> spans, std::span<const uint32_t> counts,
                        uint32_t* sums, size_t threads) {
-  if (threads < 2) return copy(dst, src, spans, counts, sums);
+  if (threads < 2) {
+    team.opened();
+    return copy(dst, src, spans, counts, sums);
+  }
   const uint64_t size = batch_bytes(spans, threads);
   const std::vector<Batch> batches = batches_of(spans, counts, size);
   team.run(batches.size(), threads, [&](size_t i) {

@@ -35,6 +35,12 @@ class CopyTeam {
   // costs nothing but its help. What helpers have written is visible to the caller afterwards.
   void run(size_t count, size_t threads, const std::function<void(size_t)>& work);
 
+  // Has something done by the caller's thread once helpers can come to its next task: what would
+  // cost the caller its CPU, as it wakes another thread, then keeps no helper waiting.
+  void once_open(std::function<void()> then) { then_ = std::move(then); }
+  // Does it now, if it was not done yet.
+  void opened();
+
  private:
   void help();
   void await_helpers();
@@ -50,6 +56,7 @@ class CopyTeam {
   size_t count_ = 0;
   size_t places_ = 0;  // helpers that may still come to it
   int caller_cpu_ = -1;
+  std::function<void()> then_;
   bool ending_ = false;
 };
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from array import array
 from collections.abc import Callable
@@ -13,7 +15,17 @@ import pytest
 from kvd_kernels import reference
 from kvd_kernels.host import CopyQueue, Mapping, copy_kernels, crc32c
 from tests.kernels.conftest import until_asleep
-from tests.kernels.queue_rig import SIZE, LongCopy, MakeRegion, noise, span, words
+from tests.kernels.queue_rig import (
+    ATTEMPTS,
+    LONG,
+    LONG_COPY,
+    SIZE,
+    LongCopy,
+    MakeRegion,
+    noise,
+    span,
+    words,
+)
 
 # --- refusals -------------------------------------------------------------------------------------
 
@@ -274,3 +286,60 @@ def test_a_sleeper_is_woken(queue: CopyQueue, make_region: MakeRegion, call: str
     for sleeper in sleepers:
         sleeper.join(30)
     assert woken == [0 if call == "close" else 1] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("long_sums", [False, True])
+def test_an_end_is_news_before_the_next_copy_has_ended(
+    queue: CopyQueue, long_copy: LongCopy, make_region: MakeRegion, threads: int, long_sums: bool
+) -> None:
+    """Nobody is told before others can help with the next copy; but not after it either."""
+    src, dst = make_region(SIZE, noise(SIZE)), make_region(SIZE)
+    for _ in range(ATTEMPTS):
+        long_copy.dst.store_u64(LONG - 8, 0)
+        short = queue.submit(dst, src, span(0, 0, SIZE))
+        counts = (words(len(LONG_COPY) // 3), words(0)) if long_sums else (None, None)
+        long = queue.submit(long_copy.dst, long_copy.src, LONG_COPY, *counts, threads=threads)
+        assert queue.finish(short) == SIZE
+        caught = long_copy.runs
+        queue.finish(long)
+        if caught:
+            break
+    else:
+        pytest.fail("the end was told when the next copy had ended")
+
+
+def test_an_end_is_news_when_the_next_copy_fails(queue: CopyQueue, make_region: MakeRegion) -> None:
+    src, dst = make_region(SIZE, noise(SIZE)), make_region(SIZE)
+    for _ in range(ATTEMPTS):
+        good, bad = queue.submit(dst, src, span(0, 0, 8)), queue.submit(dst, src, span(SIZE, 0, 8))
+        assert queue.finish(good) == 8
+        with pytest.raises(IndexError):
+            queue.finish(bad)
+
+
+@pytest.mark.parametrize("nice", [3, 12])
+def test_copies_keep_the_policy_and_the_niceness_of_their_process(nice: int) -> None:
+    """Long turns are asked for within these."""
+    script = (
+        "import os, threading\n"
+        "from array import array\n"
+        "from kvd_kernels.host import CopyQueue, Mapping\n"
+        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
+        f"os.nice({nice})\n"
+        "size = 4 << 20\n"
+        "fds = [os.memfd_create('r') for _ in range(2)]\n"
+        "[os.ftruncate(fd, size) for fd in fds]\n"
+        "dst, src = (Mapping(fd, size, writable=True) for fd in fds)\n"
+        "queue = CopyQueue()\n"
+        "spans = array('Q', [word for at in range(16) for word in (at << 18, at << 18, 1 << 18)])\n"
+        "for _ in range(8):\n"
+        "    assert queue.finish(queue.submit(dst, src, spans, threads=2)) == size\n"
+        "tasks = [int(name) for name in os.listdir('/proc/self/task')]\n"
+        "nices = sorted(os.getpriority(os.PRIO_PROCESS, task) for task in tasks)\n"
+        "print({os.sched_getscheduler(task) for task in tasks} == {os.SCHED_BATCH}, nices)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == f"True {[nice, nice, max(nice, 8)]}\n", done.stderr
