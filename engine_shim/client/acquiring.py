@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine_shim.client.announcements import AGAIN, RETRY_MAX_S, RETRY_MIN_S, Announcements
 from engine_shim.client.errors import KvdRefused, SlotQuarantined
 from engine_shim.client.gate_view import GateView
-from engine_shim.client.item_sizes import PLAIN_BYTES
+from engine_shim.client.item_sizes import LAYERS_MAX, PLAIN_BYTES
 from engine_shim.client.kept import KeptStep
 from engine_shim.client.options import left_ns, left_s
 from engine_shim.client.session import Core, LinkState
-from engine_shim.client.slots import Tenancy
+from engine_shim.client.slots import SlotUse, Tenancy
 from engine_shim.client.tickets import Ticket
 from kvd.wire.gate_layout import (
     EPOCH_MAX,
@@ -23,24 +22,30 @@ from kvd.wire.gate_layout import (
     make_word,
     split_word,
 )
-from kvd.wire.slot_items import AcquiredItem, ComputedItem, LoadEndedItem, LoadItem, SlotItem
+from kvd.wire.slot_items import (
+    ACQUIRED,
+    AcquiredItem,
+    ComputedItem,
+    LoadEndedItem,
+    LoadItem,
+    SlotItem,
+)
 
 LOOK_S: Final = 0.25
 """How often a thread that waits for our own use of a slot looks whether kvd has given it up."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """What `begin` was asked for.
 
     kept:     only where the loads are those of the step, or some of them.
     is_whole: whether they are those of the step.
-    sizes:    encoded, of what will be said.
+    sizes:    encoded, of what will be said; [] when it is short for sure.
     """
 
     slot: int
     layer: int
-    loads: Sequence[LoadItem]
+    loads: list[LoadItem]
     boot_id: bytes | None
     end: int
     early: bool
@@ -123,9 +128,10 @@ class Acquiring(Announcements):
             count = self.num_slots
             raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
         core.await_event_room(end)
-        kept = kept if loads else None
-        is_whole = kept is not None and kept.is_kept and kept.loads == list(loads)
-        sizes = self._checked(AcquiredItem(slot, EPOCH_MAX, layer, [] if is_whole else list(loads)))
+        loads, kept = list(loads), kept if loads else None
+        is_whole = kept is not None and kept.is_kept and kept.loads == loads
+        is_short = (is_whole or not loads) and -1 <= layer < LAYERS_MAX
+        sizes = [] if is_short else self._checked(AcquiredItem(slot, EPOCH_MAX, layer, loads))
         wanted = _Wanted(slot, layer, loads, boot_id, end, early, kept, is_whole, sizes)
         tenancy, ticket, is_awaited = self._take(wanted)
         if is_awaited:
@@ -221,18 +227,19 @@ class Acquiring(Announcements):
         if wanted.is_whole and kept is None:
             sizes = core.sizes_of([AcquiredItem(wanted.slot, EPOCH_MAX, layer, loads)])
         tenancy = core.books.take(wanted.slot, word, core.generation, layer, loads, early=early)
-        slot, epoch, _ = tenancy
-        if kept is not None and wanted.is_whole:
-            item = AcquiredItem(slot, epoch, layer, step=kept.number)
-        else:
-            item = AcquiredItem(slot, epoch, layer, loads)
+        use = core.books.use_of(tenancy)
         # Without loads kvd need not know: the next event of the tenancy says it. Nor with those
         # of a step: it keeps their blocks already.
         is_awaited = bool(loads) and kept is None
-        ticket = core.post([item], sizes, rides=not is_awaited)
+        if not loads:
+            ticket = self._tell(use, ACQUIRED, layer=layer)
+        elif kept is not None and wanted.is_whole:
+            ticket = self._tell(use, ACQUIRED, layer=layer, loads=kept.number)
+        else:
+            item = AcquiredItem(tenancy.slot, tenancy.epoch, layer, loads)
+            ticket = core.post([item], sizes, rides=not is_awaited)
         if kept is not None:
             kept.copies += 1
-        use = core.books.use_of(tenancy)
         use.acquired, use.kept = ticket, kept
         return tenancy, ticket if kept is None else kept.answer, is_awaited
 
@@ -309,7 +316,7 @@ class Acquiring(Announcements):
             if not items:
                 return
             closing = self._end_copies(use.kept) if use.loads else []
-            ticket = self._post_end(items, [PLAIN_BYTES] * len(items), closing)
+            ticket = self._post_end(use, items, [PLAIN_BYTES] * len(items), closing)
             use.loads, use.kept = (), None
             if use.is_computing:
                 use.compute.ended, use.compute.ok = ticket, False
@@ -318,6 +325,7 @@ class Acquiring(Announcements):
 
     def _post_end(
         self,
+        use: SlotUse,
         items: Sequence[SlotItem],
         sizes: Sequence[int],
         closing: Sequence[SlotItem] = (),
@@ -329,5 +337,25 @@ class Acquiring(Announcements):
         closing: plain events that go along.
         """
         self._core.room.notify_all()
+        use.told = None
         sizes = [*sizes, *(PLAIN_BYTES,) * len(closing)]
         return self._core.post([*items, *closing], sizes, rides=rides, is_awaited=False)
+
+    def _tell_end(
+        self,
+        use: SlotUse,
+        did: int,
+        closing: Sequence[SlotItem] = (),
+        *,
+        saver: str = "",
+        rides: bool = False,
+    ) -> Ticket:
+        """The same for an end that went well."""
+        core = self._core
+        core.room.notify_all()
+        ticket = self._tell(use, did, saver=saver)
+        if closing:
+            core.post(closing, (PLAIN_BYTES,) * len(closing), is_awaited=False)
+        elif not rides:
+            core.stream.push()
+        return ticket

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.item_sizes import LAYERS_MAX
 from engine_shim.client.kept import KeptStep
 from engine_shim.client.options import left_s
 from engine_shim.client.slots import Tenancy, misused
 from engine_shim.client.step_calls import StepCalls
 from engine_shim.client.tickets import Ticket
-from kvd.wire.slot_items import ReadItem, SaveItem, WrittenItem
+from kvd.wire.slot_items import WRITTEN, ReadItem, SaveItem, WrittenItem
 
 RETRY_MIN_S: Final = 0.001
 RETRY_MAX_S: Final = 0.05
@@ -48,10 +49,10 @@ class Announcements(StepCalls):
         core = self._core
         slot, epoch, _ = tenancy
         item = WrittenItem(slot, epoch, layer, list(saves), list(reads))
-        is_whole, short = False, item
-        if kept is not None and kept.is_kept and kept.saves == item.saves:
-            is_whole, short = True, WrittenItem(slot, epoch, layer, [], item.reads, kept.number)
-        sizes = self._checked(short)
+        is_whole = kept is not None and kept.is_kept and not reads and kept.saves == item.saves
+        is_short = (is_whole or not (saves or reads)) and 0 <= layer < LAYERS_MAX
+        core.check_process()
+        sizes = [] if is_short else self._checked(item)
         core.await_event_room(self._end(deadline_s))
         with core.lock:
             use = core.books.use_of(tenancy)
@@ -60,10 +61,15 @@ class Announcements(StepCalls):
                 raise KvdRefused("pool_lost", what=f"the saves of slot {tenancy.slot}")
             if kept is not None and not (saves and self._counts(kept)):
                 kept = None
-            if is_whole and kept is None:
-                short, sizes = item, core.sizes_of([item])
             is_awaited = bool(reads) or (bool(saves) and kept is None)
-            ticket = core.post([short], sizes, rides=not is_awaited)
+            if not (saves or reads):
+                ticket = self._tell(use, WRITTEN, layer=layer)
+            elif is_short and kept is not None:
+                ticket = self._tell(use, WRITTEN, layer=layer, saves=kept.number)
+            else:
+                use.told = None
+                sizes = sizes or core.sizes_of([item])
+                ticket = core.post([item], sizes, rides=not is_awaited)
             core.books.write(use, item, ticket, kept)
             if kept is not None:
                 kept.copies += len(saves)
@@ -103,6 +109,7 @@ class Announcements(StepCalls):
                 core.changed.wait(pause_s)
                 if core.books.use_of(tenancy) is not use or tenancy.generation != core.generation:
                     return use.armed
+                use.told = None
                 use.armed = core.post([use.announced], sizes)
                 core.room.notify_all()
             core.send()
@@ -121,32 +128,44 @@ class Announcements(StepCalls):
             pool_lost: the target blocks are of an earlier life of kvd;
             what kvd answered to `written` (block_not_reserved, block_poisoned ...).
         """
-        core, end = self._core, self._end(deadline_s)
+        core = self._core
         core.check_process()
-        what, code = f"the save of slot {tenancy.slot} by {saver}", SPAN_BUSY
-        heard: Ticket | None = None
-        while code == SPAN_BUSY:
-            with core.lock:
-                use = core.books.use_of(tenancy)
-                kept = core.books.save_of(use, saver).kept
-                armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
-            assert armed is not None
-            if kept is not None and kept.is_kept:
-                code, heard = armed.code, armed
-                break
-            code = armed.wait(left_s(end))
-            if is_last:
-                break
-            with core.lock:
-                if tenancy.generation != core.generation:
-                    break
-                if code == SPAN_BUSY and use.armed is armed and use.is_computing:
-                    core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
+        heard = self._armed_of_step(tenancy, saver)
+        code = heard.code if heard is not None else ""
+        if heard is None:
+            code = self._await_armed(tenancy, saver, self._end(deadline_s))
+            heard = self._armed_of_step(tenancy, saver)
         with core.lock:
             is_lost = tenancy.generation != core.generation
         if is_lost:
             # Whatever another life of kvd says to what was announced to it meanwhile.
-            raise KvdRefused("pool_lost", what=what)
+            code = "pool_lost"
         if code:
+            what = f"the save of slot {tenancy.slot} by {saver}"
             raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
         return heard
+
+    def _armed_of_step(self, tenancy: Tenancy, saver: str) -> Ticket | None:
+        """The answer to `written`, if nobody need wait for it because the save's step is kept."""
+        with self._core.lock:
+            use = self._core.books.use_of(tenancy)
+            kept = self._core.books.save_of(use, saver).kept
+            return use.armed if kept is not None and kept.is_kept else None
+
+    def _await_armed(self, tenancy: Tenancy, saver: str, end: int) -> str:
+        """Wait for the answer to `written`, and for that to its repetitions; returns its code."""
+        core, code = self._core, SPAN_BUSY
+        while code == SPAN_BUSY:
+            with core.lock:
+                use = core.books.use_of(tenancy)
+                core.books.save_of(use, saver)
+                armed, is_last = use.armed, not use.is_computing or left_s(end) == 0
+                is_last = is_last or tenancy.generation != core.generation
+            assert armed is not None
+            code = armed.wait(left_s(end))
+            if is_last:
+                break
+            with core.lock:
+                if code == SPAN_BUSY and use.armed is armed and use.is_computing:
+                    core.room.wait(min(left_s(end), RETRY_MAX_S))  # `confirm` says it again
+        return code

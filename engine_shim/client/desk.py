@@ -22,10 +22,14 @@ from collections.abc import Callable, Sequence
 
 from engine_shim.client.acquiring import Acquiring
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.item_sizes import PLAIN_BYTES
 from engine_shim.client.session import Core, LinkState
 from engine_shim.client.slots import Tenancy
 from engine_shim.client.tickets import Ticket
 from kvd.wire.slot_items import (
+    COMPUTED,
+    LOADED,
+    SAVED,
     BadSumItem,
     ComputedItem,
     LoadEndedItem,
@@ -84,16 +88,20 @@ class SlotDesk(Acquiring):
             the rows of their requests are neither saved nor offered from here on.
         Raises: KvdRefused(tenancy_misused).
         """
-        core = self._core
+        core, is_good = self._core, ok and not bad
+        core.check_process()
         item = LoadEndedItem(tenancy.slot, tenancy.epoch, ok, list(bad))
-        sizes = self._checked(item)
+        sizes = [] if is_good else self._checked(item)
         with core.lock:
             use = core.books.use_of(tenancy)
             closing = self._end_copies(use.kept) if use.loads else []
             use.loads, use.kept = (), None
             # It frees the spans to be saved again: that only who contributes does, and after this.
-            rides = ok and not bad and self._contributes and not closing
-            ticket = self._post_end([item], sizes, closing, rides=rides)
+            rides = is_good and self._contributes and not closing
+            if is_good:
+                ticket = self._tell_end(use, LOADED, closing, rides=rides)
+            else:
+                ticket = self._post_end(use, [item], sizes, closing)
         if not rides:
             core.send()
         return ticket
@@ -105,14 +113,17 @@ class SlotDesk(Acquiring):
         Raises: KvdRefused(tenancy_misused | load_open).
         """
         core = self._core
-        item = ComputedItem(tenancy.slot, tenancy.epoch, ok)
-        sizes = self._checked(item)
+        core.check_process()
         with core.lock:
             use = core.books.use_of(tenancy)
             core.books.check_computed(use)
             # What is still saved keeps the slot as long, and its end takes this along.
-            rides = bool(use.savers) or (rides and not use.reads)
-            ticket = self._post_end([item], sizes, rides=rides)
+            rides = use.is_saved or (rides and not use.reads)
+            if ok:
+                ticket = self._tell_end(use, COMPUTED, rides=rides)
+            else:
+                item = ComputedItem(tenancy.slot, tenancy.epoch, False)
+                ticket = self._post_end(use, [item], [PLAIN_BYTES], rides=rides)
             use.compute.ended, use.compute.ok = ticket, ok
             core.books.ended(use)
         if not rides:
@@ -139,20 +150,26 @@ class SlotDesk(Acquiring):
             posted: called before it is sent, when nothing that is said later can overtake it.
         Raises: KvdRefused(tenancy_misused).
         """
-        core = self._core
+        core, is_good = self._core, ok and not tokens and not sums and saver.isascii()
+        core.check_process()
         item = SaveEndedItem(tenancy.slot, tenancy.epoch, saver, ok, list(tokens), sums)
-        sizes = self._checked(item)
+        sizes = [] if is_good else self._checked(item)
         with core.lock:
             use = core.books.use_of(tenancy)
             save = core.books.save_of(use, saver)
             core.books.check_counts(use, save, tokens)
             closing = self._end_copies(save.kept)
             rides = rides and not use.reads and not closing
-            ticket = self._post_end([item], sizes, closing, rides=rides)
+            if is_good:
+                ticket = self._tell_end(use, SAVED, closing, saver=saver, rides=rides)
+            else:
+                ticket = self._post_end(use, [item], sizes, closing, rides=rides)
             save.ended, save.ok = ticket, ok
             core.books.ended(use)
         posted()
-        if not rides:
+        if closing:
+            core.wakeup.set()  # to send it here would keep the interpreter from who was told
+        elif not rides:
             core.send()
         return ticket
 
@@ -165,7 +182,7 @@ class SlotDesk(Acquiring):
         item = PoisonedItem(tenancy.slot, tenancy.epoch)
         sizes = self._checked(item)
         with core.lock:
-            core.books.use_of(tenancy)
+            core.books.use_of(tenancy).told = None
             ticket = core.post([item], sizes)
         core.send()
         return ticket

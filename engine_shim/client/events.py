@@ -15,6 +15,9 @@ number; kvd applies a number once, and answers every batch with a code for each 
 * What is posted as *riding* starts no batch for `RIDE_NS`: a later event of the same use of a slot
   is bound to follow, and takes it along. It also goes when somebody waits for its ticket (`push`).
   Copies of a step that kvd keeps are announced so: their layers go a few at a time.
+* What happens in a tenancy and goes well is added to what was told of it and not sent yet
+  (`append_open`): it is no later than that by anything that kvd could notice, as tenancies are
+  told apart, and what a step keeps is told to be closed behind the ends of its copies.
 * A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
   answered in time sends everything from `base` on again (go back N). Nothing is reordered.
 * kvd answers what it sees again as it answered it first, for the last `items_max` items: no more
@@ -36,12 +39,12 @@ from typing import Final, NamedTuple
 
 from engine_shim.client.options import SECOND_NS
 from engine_shim.client.tickets import Calls, Ticket
-from kvd.wire.slot_items import SlotItem
+from kvd.wire.slot_items import SlotItem, UsedItem
 
 HOLD_OFF_MIN_NS: Final = 20_000_000
 HOLD_OFF_MAX_NS: Final = 500_000_000
 RESEND_FACTOR_MAX: Final = 16
-RIDE_NS: Final = 20_000_000
+RIDE_NS: Final = 50_000_000
 """How long an event waits for company: long for a layer of a step, short for who looks at kvd."""
 
 FLIGHTS_KEPT: Final = 4
@@ -52,11 +55,15 @@ AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
+    """A posted item; `is_open`: it was neither sent nor overtaken by an announcement, so that what
+    it tells can still be added to."""
+
     item: SlotItem
     size: int
     ticket: Ticket
     is_awaited: bool
+    is_open: bool = True
 
 
 class _Flight(NamedTuple):
@@ -94,7 +101,7 @@ class EventStream:
         self._lock = lock
         self._window = window
         self._resend_ns = resend_ns
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._flights: dict[int, _Flight] = {}
         self._base = self._cursor = self._end = self._high = 0
         self._due_end = self._ride_until = 0
@@ -146,6 +153,19 @@ class EventStream:
             self._ride_until = now + RIDE_NS
         return self._append(items, sizes, push, False)
 
+    def append_open(self, item: UsedItem, size: int, now: int, push: Callable[[], None]) -> Entry:
+        """The same for one item that may be added to as long as it is open."""
+        if self._due_end == self._end:
+            self._ride_until = now + RIDE_NS
+        ticket = Ticket(self._lock, 1, self.calls, push)
+        if self._gave_up:
+            ticket.give_up(self._gave_up)
+        entry = Entry(item, size, ticket, False)
+        self._entries[self._end] = entry
+        self._end += 1
+        self.bytes += size
+        return entry
+
     def _append(
         self,
         items: Sequence[SlotItem],
@@ -157,7 +177,7 @@ class EventStream:
         if self._gave_up:
             ticket.give_up(self._gave_up)
         for item, size in zip(items, sizes, strict=True):
-            self._entries[self._end] = _Entry(item, size, ticket, is_awaited)
+            self._entries[self._end] = Entry(item, size, ticket, is_awaited)
             self._end += 1
             self.bytes += size
         return ticket
@@ -170,7 +190,12 @@ class EventStream:
     # Sessions ---------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """The end of what is posted now, for `can_resume` and `replace`."""
+        """The end of what is posted now, for `can_resume` and `replace`.
+
+        What is told from here on is told behind it.
+        """
+        for entry in self._entries.values():
+            entry.is_open = False
         return self._end
 
     def can_resume(self, next_no: int) -> bool:
@@ -256,6 +281,7 @@ class EventStream:
             if items and size > bytes_max:
                 break
             items.append(entry.item)
+            entry.is_open = False
             is_awaited = is_awaited or entry.is_awaited
         end = self._cursor = first + len(items)
         self._due_end = max(self._due_end, end)  # should it get lost it is sent again by itself

@@ -22,7 +22,7 @@ from engine_shim.client.events import RIDE_NS
 from engine_shim.client.greeting import Dealer, Greeted
 from engine_shim.client.options import left_ns
 from engine_shim.client.region_calls import RegionCalls
-from engine_shim.client.session import FOREVER, Core, Session, SessionLost
+from engine_shim.client.session import Core, Session, SessionLost
 from kvd.wire.codec import FrameError, server_codec
 from kvd.wire.messages import Answer, Error, Events, Query, Seen, ServerFrame
 
@@ -33,6 +33,9 @@ ANSWER_DEADLINE_MS: Final = 10_000
 ANSWERS_MAX: Final = 1024
 _IN: Final = int(zmq.POLLIN)
 _OUT: Final = int(zmq.POLLOUT)
+
+IDLE_NS: Final = 1_000_000_000
+"""How long the thread sleeps when nothing is due."""
 
 FRAMES_PER_TURN: Final = 64
 """Frames read before callers are served again."""
@@ -89,9 +92,7 @@ class Serving:
         fds = [fd for fd, _ in self._poll.poll(0 if ready else wait_ms)]
         if core.wakeup.fd in fds:
             core.wakeup.clear()
-        with self._turn:
-            self._read_frames()
-        core.run_calls()
+        self._read_frames()
         if self._sock.fileno() in fds:
             self._regions.read()
         if gate is not None and gate.is_suspect:
@@ -99,9 +100,12 @@ class Serving:
 
     def _ready(self) -> bool:
         """Whether the dealer can go on now; its descriptor tells only of changes."""
+        return bool(self._events() & (_IN | _OUT if self._blocked else _IN))
+
+    def _events(self) -> int:
         events = self._dealer.getsockopt(zmq.EVENTS)
         assert isinstance(events, int)
-        return bool(events & (_IN | _OUT if self._blocked else _IN))
+        return events
 
     # Sending ----------------------------------------------------------------------------------
 
@@ -127,7 +131,10 @@ class Serving:
             core.wakeup.set()
 
     def _send_due(self) -> int | None:
-        """Send everything that may be sent now; returns how long to wait for more, ms."""
+        """Send everything that may be sent now; returns how long to wait for more, ms.
+
+        None: until the socket takes more.
+        """
         core = self._core
         if not self._send_frames():
             return None
@@ -139,8 +146,10 @@ class Serving:
                 soon = time.monotonic_ns() + RIDE_NS
                 due = soon if due is None else min(due, soon)
             self._was_busy = False
-            core.sleeps_until = FOREVER if due is None else due
-        return None if due is None else -(-left_ns(due) // 1_000_000)
+            # Not for ever: whoever sends something need not rouse us for what is due much later.
+            soon = time.monotonic_ns() + IDLE_NS
+            core.sleeps_until = due = soon if due is None else min(due, soon)
+        return -(-left_ns(due) // 1_000_000)
 
     def _send_frames(self) -> bool:
         """Send every frame that may be sent now; False when the socket takes no more."""
@@ -200,13 +209,16 @@ class Serving:
     # Receiving --------------------------------------------------------------------------------
 
     def _read_frames(self) -> None:
+        """Read what is there; what waited for a frame is called before the next one is read."""
         for _ in range(FRAMES_PER_TURN):
-            try:
-                parts = self._dealer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._was_busy = True
-            self._read_frame(parts)
+            with self._turn:
+                # Asked for, since an exception for its absence costs more than a frame.
+                if not self._events() & _IN:
+                    break
+                self._was_busy = True
+                self._read_frame(self._dealer.recv_multipart(zmq.NOBLOCK))
+            self._core.run_calls()
+        self._core.run_calls()
 
     def _read_frame(self, parts: list[bytes]) -> None:
         core = self._core

@@ -25,7 +25,7 @@ import msgspec
 
 from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import RIDE_NS, EventStream
+from engine_shim.client.events import RIDE_NS, Entry, EventStream
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.options import SECOND_NS, ClientOptions, left_s
 from engine_shim.client.requests import RequestTable
@@ -36,7 +36,7 @@ from engine_shim.client.wakeup import Wakeup
 from engine_shim.conditions import Condition
 from kvd.wire.codec import Codec
 from kvd.wire.messages import ClientFrame
-from kvd.wire.slot_items import SlotItem
+from kvd.wire.slot_items import SlotItem, UsedItem
 from kvd_kernels.host import Mapping
 
 FRAME_ROOM: Final = 256
@@ -180,10 +180,10 @@ class Core:
         limit = session.event_bytes_max if session is not None else 0
         sizes = []
         for item in items:
-            data = self._item_encoder.encode(item)
             try:
+                data = self._item_encoder.encode(item)
                 self._item_decoder.decode(data)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, OverflowError) as error:
                 name = type(item).__name__
                 raise KvdRefused("frame_malformed", detail=f"{name}: {error}") from error
             if limit and len(data) > limit:
@@ -249,11 +249,21 @@ class Core:
         is_awaited: somebody is about to wait for the answer.
         """
         if rides:
-            now = time.monotonic_ns()
-            if self.sleeps_until > now + RIDE_NS:
-                self.wakeup.set()
+            now = self._ride()
             return self.stream.append_riding(items, sizes, now, self.push)
         return self.stream.append(items, sizes, is_awaited=is_awaited)
+
+    def post_open(self, item: UsedItem, size: int) -> Entry:
+        """Append what rides and may be added to; the lock is held."""
+        return self.stream.append_open(item, size, self._ride(), self.push)
+
+    def _ride(self) -> int:
+        """See to it that the client's thread looks in time at what rides from now on."""
+        now = time.monotonic_ns()
+        # An answer that somebody waits for will rouse it, too, and long before.
+        if self.sleeps_until > now + RIDE_NS and not self.stream.is_under_way:
+            self.wakeup.set()
+        return now
 
     def send(self) -> None:
         """Send the slot events that were posted; the lock is not held.

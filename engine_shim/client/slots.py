@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine_shim.client.errors import KvdRefused
+from engine_shim.client.events import Entry
 from engine_shim.client.kept import KeptStep
 from engine_shim.client.tickets import Ticket
 from engine_shim.gate import AcquiredEpochs
@@ -75,6 +76,8 @@ class SlotUse:
     """One tenancy as the member knows it.
 
     acquired: kvd's answer to its begin.
+    told:     what was told of it last, while that may be added to; None where something else was
+              told since.
     kept:     the step that keeps the blocks of its loads, None where kvd was asked for this layer.
     """
 
@@ -88,6 +91,7 @@ class SlotUse:
     reads: tuple[ReadItem, ...] = ()
     acquired: Ticket | None = None
     kept: KeptStep | None = None
+    told: Entry | None = None
 
     @property
     def is_computing(self) -> bool:
@@ -102,7 +106,12 @@ class SlotUse:
     @property
     def is_busy(self) -> bool:
         """Whether anything of this process still touches the slot."""
-        return self.is_computing or bool(self.loads) or bool(self.savers)
+        return self.is_computing or bool(self.loads) or self.is_saved
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a save has not ended."""
+        return any(copy.ended is None for copy in self.saves.values())
 
 
 class SlotBooks:
@@ -112,6 +121,7 @@ class SlotBooks:
         """Nothing was ever acquired."""
         self._acquired = AcquiredEpochs(num_slots)
         self._uses: list[OrderedDict[int, SlotUse]] = [OrderedDict() for _ in range(num_slots)]
+        self._last: list[SlotUse | None] = [None] * num_slots
 
     @property
     def num_slots(self) -> int:
@@ -121,7 +131,7 @@ class SlotBooks:
     @property
     def num_busy(self) -> int:
         """Slots that this process still touches."""
-        return sum(1 for uses in self._uses if uses and next(reversed(uses.values())).is_busy)
+        return sum(1 for use in self._last if use is not None and use.is_busy)
 
     def last(self, slot: int) -> int:
         """The last epoch acquired, -1 for none."""
@@ -169,7 +179,7 @@ class SlotBooks:
         epoch = self._acquired.acquire(slot, word, early=early)
         tenancy = Tenancy(slot, epoch, generation)
         uses = self._uses[slot]
-        uses[epoch] = SlotUse(tenancy, layer, tuple(loads))
+        self._last[slot] = uses[epoch] = SlotUse(tenancy, layer, tuple(loads))
         while len(uses) > TENANCIES_KEPT:
             uses.popitem(last=False)
         return tenancy
@@ -186,8 +196,7 @@ class SlotBooks:
         return use
 
     def _latest(self, slot: int) -> SlotUse | None:
-        uses = self._uses[slot]
-        return next(reversed(uses.values())) if uses else None
+        return self._last[slot]
 
     def check_written(self, use: SlotUse, saves: Sequence[SaveItem]) -> None:
         """Whether a tenancy may be written now, with these saves.
@@ -203,8 +212,8 @@ class SlotBooks:
         for save in saves:
             if len(save.blocks) != len(save.tokens):
                 raise misused(tenancy, f"saver {save.saver} needs one token count for each block")
-            if save.requests and len(save.requests) != len(save.blocks):
-                raise misused(tenancy, f"saver {save.saver} needs one request for each block")
+            if save.requests and len(save.requests) not in (1, len(save.blocks)):
+                raise misused(tenancy, f"saver {save.saver} needs one request, or one a block")
 
     def write(
         self,

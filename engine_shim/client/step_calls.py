@@ -17,7 +17,16 @@ from engine_shim.client.gate_waits import GateWaits
 from engine_shim.client.item_sizes import PLAIN_BYTES, is_plain
 from engine_shim.client.kept import KeptStep
 from engine_shim.client.session import LinkState
-from kvd.wire.slot_items import LoadItem, SaveItem, SlotItem, StepClosedItem, StepOpenedItem
+from engine_shim.client.slots import SlotUse
+from engine_shim.client.tickets import Ticket
+from kvd.wire.slot_items import (
+    LoadItem,
+    SaveItem,
+    SlotItem,
+    StepClosedItem,
+    StepOpenedItem,
+    UsedItem,
+)
 
 
 class StepCalls(GateWaits):
@@ -72,7 +81,36 @@ class StepCalls(GateWaits):
             if items:
                 core.post(items, [PLAIN_BYTES] * len(items), is_awaited=False)
         if items:
-            core.send()
+            core.wakeup.set()  # nobody waits for it: the client's thread sends it
+
+    def _tell(
+        self,
+        use: SlotUse,
+        did: int,
+        *,
+        layer: int = -1,
+        loads: int = 0,
+        saves: int = 0,
+        saver: str = "",
+    ) -> Ticket:
+        """Tell something that went well, and that nobody waits for; the lock is held.
+
+        It is added to what was told of the tenancy last, if that was not sent yet.
+        """
+        told = use.told
+        if told is not None and told.is_open:
+            item = told.item
+            assert type(item) is UsedItem
+            if layer < 0 or item.layer in (-1, layer):
+                item.did |= did
+                item.layer = max(item.layer, layer)
+                item.saves = item.saves or saves
+                item.saver = item.saver or saver
+                return told.ticket
+        slot, epoch, _ = use.tenancy
+        item = UsedItem(slot, epoch, layer, did, loads, saves, saver)
+        told = use.told = self._core.post_open(item, PLAIN_BYTES)
+        return told.ticket
 
     def _counts(self, kept: KeptStep) -> bool:
         """Whether copies may name the step: they begin once it is kept. The lock is held."""

@@ -16,6 +16,7 @@ from kvd.core.block_types import (
     BlockState,
     Changes,
     Fill,
+    Marks,
     OpenCopy,
     OpenStep,
 )
@@ -37,6 +38,7 @@ class BlockBooks:
     span_loads, span_saves: open copies of each span, and their blocks.
     saving:  how many open saves, and open steps that save, write into a block.
     steps:   steps that are not closed, or whose copies have not all ended.
+    marks:   what one of these has saved since `settle`.
     """
 
     def __init__(
@@ -68,9 +70,26 @@ class BlockBooks:
         self.save_blocks: dict[SaveId, OpenCopy] = {}
         self.saving: Counter[int] = Counter()
         self.steps: dict[StepId, OpenStep] = {}
+        self.marks: Marks | None = None
         self.changes = Changes()
 
+    def settle(self) -> None:
+        """Enter in the fills of a step's targets what it has saved."""
+        marks, self.marks = self.marks, None
+        if marks is None:
+            return
+        for block, count in zip(marks.blocks, marks.tokens, strict=True):
+            fill = self.fills[block]
+            fill.least = None
+            for span in marks.spans:
+                fill.tokens[span] = count
+
     # Questions --------------------------------------------------------------------------------
+
+    def num_saved(self, block: int) -> int:
+        """Spans of a filling block that hold rows."""
+        self.settle()
+        return sum(map(bool, self.fills[block].tokens))
 
     def is_ready_under(self, block: int, key: BlockKey, tokens: int) -> bool:
         """Whether it is this key and count that a block is ready under; any number will do."""
@@ -125,6 +144,19 @@ class BlockBooks:
                 key="block_tokens",
             )
 
+    def check_targets(
+        self,
+        engine: str,
+        blocks: Sequence[int],
+        tokens: Sequence[int],
+        requests: Sequence[str],
+    ) -> None:
+        """`check_target` of many blocks; raises for the first that is refused, as it would."""
+        if self._are_targets(engine, blocks, tokens, requests) and self.dead.isdisjoint(blocks):
+            return
+        for block, count, request in zip(blocks, tokens, requests, strict=True):
+            self.check_target(engine, block, count, request)
+
     def check_saves(
         self,
         engine: str,
@@ -156,13 +188,23 @@ class BlockBooks:
         kept: frozenset[int],
     ) -> bool:
         """Whether that is plain to see, as it is for nearly every save; False says nothing."""
-        if not blocks or not len(blocks) == len(tokens) == len(requests):
-            return False
         if not self.has_good(blocks, kept):
             return False
-        if min(tokens) < 1 or max(tokens) > self.shape.block_tokens:
-            return False
         if not self.is_untouched(blocks, self.shape.span(layer, shard)):
+            return False
+        return self._are_targets(engine, blocks, tokens, requests)
+
+    def _are_targets(
+        self,
+        engine: str,
+        blocks: Sequence[int],
+        tokens: Sequence[int],
+        requests: Sequence[str],
+    ) -> bool:
+        """Whether it is plain to see that the requests fill these blocks, and the counts fit."""
+        if not blocks or not len(blocks) == len(tokens) == len(requests):
+            return False
+        if min(tokens) < 1 or max(tokens) > self.shape.block_tokens:
             return False
         names = set(requests)
         if len(names) == 1:
@@ -194,6 +236,30 @@ class BlockBooks:
         saves = self.span_saves.get(span, {}).values()
         return not all(taken.isdisjoint(blocks) for taken in saves)
 
+    def check_sources(
+        self,
+        owner: RequestKey,
+        blocks: Sequence[int],
+        shard: int,
+        tokens: int,
+        written: Collection[int],
+    ) -> None:
+        """`check_source` of the blocks of `tokens` tokens; raises for the first that is refused."""
+        # What a step has saved since `settle` is in `written` until the step is over.
+        state, pins, fills, total = self.state, self.pins, self.fills, self.total
+        have, size, left = self.columns.tokens, self.shape.block_tokens, tokens
+        for block in blocks:
+            want = min(size, left)
+            left = max(0, left - size)
+            if 0 <= block < total and owner in pins.get(block, ()):
+                found = state[block]
+                if found == READY and have[block] >= want:
+                    continue
+                least = fills[block].least if found == FILLING else None
+                if least is not None and least.get(shard, -1) >= want and block not in written:
+                    continue
+            self.check_source(owner, block, shard, want, written)
+
     def check_source(
         self, owner: RequestKey, block: int, shard: int, tokens: int, written: Collection[int]
     ) -> None:
@@ -208,12 +274,16 @@ class BlockBooks:
             return
         if block in written:
             raise LocalError("span_busy", layer="any", block=block, doing="saved")
-        have = self.fills[block].tokens[shard :: self.shape.num_shards]
-        if min(have) < tokens:
-            layer = have.index(min(have))
-            raise LocalError(
-                "span_unwritten", layer=layer, block=block, have=min(have), want=tokens
-            )
+        self.settle()
+        fill = self.fills[block]
+        have = fill.tokens[shard :: self.shape.num_shards]
+        least = min(have)
+        if fill.least is None:
+            fill.least = {}
+        fill.least[shard] = least
+        if least < tokens:
+            layer = have.index(least)
+            raise LocalError("span_unwritten", layer=layer, block=block, have=least, want=tokens)
 
     def is_saved(self, block: int, span: int) -> bool:
         """Whether a save into this span of the block is open."""
@@ -227,6 +297,7 @@ class BlockBooks:
         self, owner: RequestKey, blocks: Sequence[int], layer: int, shard: int, tokens: int
     ) -> None:
         """`check_load` of the blocks of `tokens` tokens, in order; raises for the first refused."""
+        self.settle()
         state, pins, fills, total = self.state, self.pins, self.fills, self.total
         have, size = self.columns.tokens, self.shape.block_tokens
         span, left = self.shape.span(layer, shard), tokens
@@ -263,6 +334,7 @@ class BlockBooks:
             span = self.shape.span(layer, shard)
             if self.is_saved(block, span):
                 raise LocalError("span_busy", layer=layer, block=block, doing="saved")
+            self.settle()
             have = self.fills[block].tokens[span]
         if have < tokens:
             raise LocalError("span_unwritten", layer=layer, block=block, have=have, want=tokens)
@@ -279,4 +351,5 @@ class BlockBooks:
             return False
         if any(block in kept.targets for kept in self.steps.values()):
             return False  # it may be written at any time, and then nobody would be asked
+        self.settle()
         return not self.is_saved(block, span) and fill.tokens[span] >= tokens

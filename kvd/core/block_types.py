@@ -91,12 +91,28 @@ class OpenStep:
 
 
 @dataclass(slots=True)
+class Marks:
+    """Spans that a step has saved into all of its targets, and that are not in their `Fill`s yet.
+
+    Entered one by one they cost more than all else that a layer asks of kvd, since the books of the
+    blocks are far apart in memory.
+    """
+
+    step: StepId
+    blocks: tuple[int, ...]
+    tokens: tuple[int, ...]
+    spans: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Fill:
     """A filling block: its owner, and how far each span is.
 
     tokens:  per span, token count that the last ended save made valid, 0 for none; of a span that
-             is being saved it means nothing.
+             is being saved it means nothing. To be read behind `BlockBooks.settle`.
     want:    token count of the commit, 0 before it came.
+    least:   of a shard, the smallest of its counts, as far as anybody asked since the last save:
+             each chunk of a prompt loads all that was saved before it.
     """
 
     owner: RequestKey
@@ -104,6 +120,7 @@ class Fill:
     key: BlockKey | None = None
     want: int = 0
     orphan_deadline: int = 0
+    least: dict[int, int] | None = field(default=None, compare=False)
 
     def is_complete(self) -> bool:
         """Committed, and every span holds exactly the committed tokens."""

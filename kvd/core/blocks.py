@@ -36,6 +36,7 @@ from kvd.core.block_types import (
     BlockState,
     CommitStatus,
     Fill,
+    Marks,
     OpenCopy,
     OpenStep,
 )
@@ -154,10 +155,8 @@ class BlockTable(BlockLives):
             return
         span, blocks, announced, step = opened
         _drop(self.span_saves, span, save)
-        fills = self.fills
         if ok:
-            for block, count in zip(blocks, tokens or announced, strict=True):
-                fills[block].tokens[span] = count
+            self.mark_saved(span, blocks, tokens or announced)
         else:
             for block in blocks:
                 self.poison(block)
@@ -165,6 +164,24 @@ class BlockTable(BlockLives):
             self._leave(blocks)
         else:
             self._end_copy(step)
+
+    def mark_saved(self, span: int, blocks: Iterable[int], tokens: Iterable[int]) -> None:
+        """So many tokens of this span of each block are valid."""
+        self.settle()
+        fills = self.fills
+        for block, count in zip(blocks, tokens, strict=True):
+            fill = fills[block]
+            fill.tokens[span], fill.least = count, None
+
+    def mark_step(
+        self, step: StepId, span: int, blocks: tuple[int, ...], tokens: tuple[int, ...]
+    ) -> None:
+        """The same for all targets of an open step; entered with the other spans that it saves."""
+        marks = self.marks
+        if marks is None or marks.step != step:
+            self.settle()
+            marks = self.marks = Marks(step, blocks, tokens)
+        marks.spans.append(span)
 
     def _leave(self, blocks: Iterable[int]) -> None:
         """One that wrote into each of these blocks does so no more."""
@@ -254,6 +271,7 @@ class BlockTable(BlockLives):
     def _drop_step(self, step: StepId, opened: OpenStep) -> None:
         if opened.closed and not opened.copies:
             del self.steps[step]
+            self.settle()
             self._leave(opened.targets)
             self._unpin_taken(opened.sources, step)
 

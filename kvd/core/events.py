@@ -33,6 +33,7 @@ from kvd.core.transfer_events import (
     TransferDropped,
     TransferExpected,
 )
+from kvd.core.use_events import Used
 
 __all__ = [
     "BlocksAllocated",
@@ -246,7 +247,7 @@ class SlotsChanged:
     reply: int
     ref: MemberRef
     first_no: int
-    items: tuple[SlotEvent | StepOpened | StepClosed, ...]
+    items: tuple[SlotEvent | StepOpened | StepClosed | Used, ...]
 
 
 @record

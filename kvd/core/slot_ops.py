@@ -8,7 +8,7 @@ very transition that lifts the hold.
 
 from __future__ import annotations
 
-from kvd.core import arming, copies, outgoing, steps
+from kvd.core import arming, copies, outgoing, steps, uses
 from kvd.core import events as ev
 from kvd.core import results as res
 from kvd.core import slot_events as se
@@ -28,6 +28,7 @@ from kvd.core.pool_ops import flush
 from kvd.core.release import transition
 from kvd.core.slot import Slot
 from kvd.core.state import Member, State, Tenancy
+from kvd.core.use_events import DID_MAX, Used, parts
 
 
 def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> None:
@@ -48,7 +49,9 @@ def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> 
     if first > e.first_no:
         m.count("events_repeated")
     for item in e.items[first - e.first_no :]:
-        if isinstance(item, se.StepOpened | se.StepClosed):
+        if isinstance(item, Used):
+            code = apply_used(m, member, item, now, out)
+        elif isinstance(item, se.StepOpened | se.StepClosed):
             code = _apply_step(m, member, item, now)
         else:
             code = apply_own(m, member, item, now, out)
@@ -63,6 +66,19 @@ def slots_changed(m: State, e: ev.SlotsChanged, now: int, out: list[Effect]) -> 
         numbers = range(e.first_no, e.first_no + len(e.items))
         codes = tuple(member.codes.get(number, "") for number in numbers)
     out.append(Reply(e.reply, res.SlotsSeen(member.next_no, codes if any(codes) else ())))
+
+
+def apply_used(m: State, member: Member, event: Used, now: int, out: list[Effect]) -> str:
+    """Several events of one tenancy. Returns '' or why one changed nothing."""
+    if uses.at_once(m, member, event, now, out):
+        return ""
+    if not 0 < event.did <= DID_MAX:
+        m.count("refused_frame_malformed")
+        m.story.record(now, (event.ref,), event, "frame_malformed")
+        steps.refused(m, member, se.Written(event.ref, event.layer, step=event.saves), now)
+        return "frame_malformed"
+    codes = [apply_own(m, member, part, now, out) for part in parts(event)]
+    return next(filter(None, codes), "")
 
 
 def apply_own(m: State, member: Member, event: se.SlotEvent, now: int, out: list[Effect]) -> str:

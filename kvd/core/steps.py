@@ -130,7 +130,7 @@ def _open(m: State, member: Member, event: se.StepOpened) -> None:
         id_,
         event.saves,
         event.loads,
-        {block: table.lives[block] for block in blocks},
+        dict(zip(blocks, map(table.lives.__getitem__, blocks), strict=True)),
         tuple(block for load in event.loads for block in load.blocks),
     )
     table.open_step(id_, targets, sources)
@@ -151,8 +151,7 @@ def _check_saves(
     if not len(targets) == len(save.blocks) == len(save.tokens) == len(save.requests):
         raise LocalError("frame_malformed", detail="targets of a save do not add up")
     m.settings.limits.check("blocks of a step", len(targets), "blocks_per_request")
-    for block, count, request in zip(save.blocks, save.tokens, save.requests, strict=True):
-        table.check_target(member.ref.engine, block, count, request)
+    table.check_targets(member.ref.engine, save.blocks, save.tokens, save.requests)
     _check_open(table, member, targets, table.save_blocks, "saved")
     _check_open(table, member, targets, table.load_blocks, "loaded")
     read = targets.intersection(block for block, _ in table.span_readers)
@@ -194,10 +193,8 @@ def _check_loads(
             raise LocalError("request_ended", request=load.request, detail=request.ended)
         if not 0 < load.tokens <= size * len(load.blocks):
             raise LocalError("frame_malformed", detail="tokens of a load do not fit its blocks")
-        owner, left = RequestKey(engine.name, load.request), load.tokens
-        for block in load.blocks:
-            table.check_source(owner, block, member.shard, min(size, left), written)
-            left = max(0, left - size)
+        owner = RequestKey(engine.name, load.request)
+        table.check_sources(owner, load.blocks, member.shard, load.tokens, written)
         sources.update(load.blocks)
     m.settings.limits.check("blocks of a step", len(sources), "blocks_per_request")
     return frozenset(sources)

@@ -18,6 +18,7 @@ from kvd.core.errors import KvdError
 from kvd.core.holds import Doubt, Hold
 from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec, StepClosed, StepOpened
 from kvd.core.story import Entry
+from kvd.core.use_events import Used, parts
 
 _ITEMS_MAX: Final = 4
 _TEXT_MAX: Final = 400
@@ -25,6 +26,7 @@ _BYTES_MAX: Final = 8
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 # What the subject says already, and handles that mean nothing outside the process.
+_STEPS: Final = frozenset({"step", "load_step", "save_step"})
 _NOT_TOLD: Final = frozenset({"ref", "reply"})
 
 
@@ -76,8 +78,10 @@ def _fields(value: object) -> Iterator[str]:
         content = getattr(value, field.name)
         if field.name in _NOT_TOLD or content is None or content == () or content == "":
             continue
-        if field.name == "step" and not content:
+        if field.name in _STEPS and not content:
             continue
+        if field.name == "did" and isinstance(value, Used):
+            content = "+".join(event_name(part) for part in parts(value)) or content
         if field.name == "member" and isinstance(value, StepOpened | StepClosed):
             continue
         yield f"{field.name}={short(content)}"

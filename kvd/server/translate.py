@@ -17,6 +17,7 @@ from kvd.core.errors import KvdError, LocalError
 from kvd.core.holds import HoldKind, Truth
 from kvd.core.ids import MemberRef, ReadId, SlotRef, slot_ref
 from kvd.core.prefix import HASH_BYTES
+from kvd.core.use_events import Used
 from kvd.plan.layout import BlockLayout
 from kvd.wire import messages as msg
 from kvd.wire import slot_items as si
@@ -44,15 +45,20 @@ def save_specs(items: Sequence[si.SaveItem]) -> tuple[se.SaveSpec, ...]:
     """Saves of a member, in its order."""
     return tuple(
         [
-            se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), tuple(save.requests))
+            se.SaveSpec(save.saver, tuple(save.blocks), tuple(save.tokens), _requests(save))
             for save in items
         ]
     )
 
 
+def _requests(save: si.SaveItem) -> tuple[str, ...]:
+    names = save.requests
+    return tuple(names) * (len(save.blocks) if len(names) == 1 else 1)
+
+
 def _acquired(member: MemberRef, item: si.AcquiredItem) -> se.SlotEvent:
     loads = load_specs(item.loads) if item.loads else ()
-    return se.Acquired(slot_ref(member, item.slot, item.epoch), item.layer, loads, item.step)
+    return se.Acquired(slot_ref(member, item.slot, item.epoch), item.layer, loads)
 
 
 def _load_ended(member: MemberRef, item: si.LoadEndedItem) -> se.SlotEvent:
@@ -64,7 +70,7 @@ def _written(member: MemberRef, item: si.WrittenItem) -> se.SlotEvent:
     saves = save_specs(item.saves) if item.saves else ()
     reads = tuple(read_spec(item.layer, read) for read in item.reads) if item.reads else ()
     ref = slot_ref(member, item.slot, item.epoch)
-    return se.Written(ref, item.layer, saves, reads, item.step)
+    return se.Written(ref, item.layer, saves, reads)
 
 
 def read_spec(layer: int, item: si.ReadItem) -> se.ReadSpec:
@@ -93,7 +99,12 @@ def _poisoned(member: MemberRef, item: si.PoisonedItem) -> se.SlotEvent:
     return se.Poisoned(slot_ref(member, item.slot, item.epoch))
 
 
-OwnEvent = se.SlotEvent | se.StepOpened | se.StepClosed
+def _used(member: MemberRef, item: si.UsedItem) -> Used:
+    ref = slot_ref(member, item.slot, item.epoch)
+    return Used(ref, item.layer, item.did, item.loads, item.saves, item.saver)
+
+
+OwnEvent = se.SlotEvent | se.StepOpened | se.StepClosed | Used
 """What a member says of its own slots and steps."""
 
 _ITEMS: Final[dict[type, Callable[[MemberRef, Any], OwnEvent]]] = {
@@ -105,6 +116,7 @@ _ITEMS: Final[dict[type, Callable[[MemberRef, Any], OwnEvent]]] = {
     si.ComputedItem: _computed,
     si.SaveEndedItem: _save_ended,
     si.PoisonedItem: _poisoned,
+    si.UsedItem: _used,
 }
 
 

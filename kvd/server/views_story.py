@@ -10,6 +10,7 @@ from kvd.core import slot_events as se
 from kvd.core.errors import KvdError
 from kvd.core.ids import MemberRef, ReadId, RequestKey, StepId
 from kvd.core.story import Entry, Story
+from kvd.core.use_events import WholeTenancy
 from kvd.server import story_text
 from kvd.server.models_tables import ConfigEntry, ConfigPage, StoryEntry, StoryPage
 from kvd.server.node_view import NodeView
@@ -105,6 +106,13 @@ def _names_in(entry: Entry, wanted: str) -> tuple[object, ...]:
         names += [RequestKey(event.ref.member.engine, load.request) for load in event.loads]
         names += _step(wanted, event.ref.member, event.step)
         if _has_block(wanted, event.loads):
+            names.append(wanted)
+    elif isinstance(event, WholeTenancy):
+        member = event.ref.member
+        names += [RequestKey(member.engine, load.request) for load in event.loads]
+        names += _step(wanted, member, event.load_step)
+        names += _step(wanted, member, event.save_step)
+        if _has_block(wanted, (*event.loads, *event.saves)):
             names.append(wanted)
     elif isinstance(event, se.StepOpened):
         requests = {name for save in event.saves for name in save.requests}

@@ -266,7 +266,7 @@ def _block_view(table: BlockTable, block: int) -> BlockView:
         key, tokens, saved = table.columns.key(block), table.columns.tokens[block], spans
     elif fill is not None:
         key, tokens = fill.key, fill.want
-        saved = sum(map(bool, fill.tokens))
+        saved = table.num_saved(block)
     pins: Collection[Pin] = table.pins.get(block, ())
     return BlockView(
         block=block,

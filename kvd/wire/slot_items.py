@@ -5,6 +5,8 @@ Each is an array that starts with its kind; fields are only appended, with defau
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 import msgspec
 
 from kvd.wire.protocol import Address, Positive, RequestName, SaverName, TransferName, Unsigned
@@ -21,7 +23,8 @@ class LoadItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class SaveItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One save: target blocks, and for each the tokens that are valid once it has ended.
 
-    requests: for each block the request that it must still be of, [] for not checked.
+    requests: for each block the request that it must still be of, [] for not checked; a single one
+        is that of all of them.
     """
 
     saver: SaverName
@@ -60,16 +63,12 @@ class StepClosedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag
 
 
 class AcquiredItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="acquired"):
-    """A free slot was taken; loads may start once this was answered without a code.
-
-    step: whose loads these are, 0 when `loads` has them.
-    """
+    """A free slot was taken; loads may start once this was answered without a code."""
 
     slot: Unsigned
     epoch: Unsigned
     layer: int = -1
     loads: list[LoadItem] = []
-    step: Unsigned = 0
 
 
 class BadSumItem(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -90,17 +89,13 @@ class LoadEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=
 
 
 class WrittenItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="written"):
-    """The rows are final: all saves and reads of the tenancy.
-
-    step: whose saves these are, 0 when `saves` has them.
-    """
+    """The rows are final: all saves and reads of the tenancy."""
 
     slot: Unsigned
     epoch: Unsigned
     layer: Unsigned
     saves: list[SaveItem] = []
     reads: list[ReadItem] = []
-    step: Unsigned = 0
 
 
 class ComputedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="computed"):
@@ -126,6 +121,37 @@ class SaveEndedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=
     sums: bytes = b""
 
 
+ACQUIRED: Final = 1
+LOADED: Final = 2
+WRITTEN: Final = 4
+COMPUTED: Final = 8
+SAVED: Final = 16
+"""What a `UsedItem` can tell."""
+
+DID_MAX: Final = ACQUIRED | LOADED | WRITTEN | COMPUTED | SAVED
+"""All of it."""
+
+
+class UsedItem(msgspec.Struct, array_like=True, gc=False, tag="used"):
+    """These things happened in a tenancy, in the order of their numbers, and all went well.
+
+    Whoever tells it may add to it until it is sent.
+
+    did:   sum of `ACQUIRED` ... `SAVED`; another one is refused.
+    loads: open step whose loads began when the slot was acquired, 0 for none.
+    saves: the same for the saves that were announced when it was written, 0 for none.
+    saver: whose save has ended, "" for none.
+    """
+
+    slot: Unsigned
+    epoch: Unsigned
+    layer: int = -1
+    did: Unsigned = ACQUIRED
+    loads: Unsigned = 0
+    saves: Unsigned = 0
+    saver: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
 class PoisonedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="poisoned"):
     """The tenancy's rows are not valid."""
 
@@ -143,6 +169,7 @@ SlotItem = (
     | ComputedItem
     | SaveEndedItem
     | PoisonedItem
+    | UsedItem
     | StepOpenedItem
     | StepClosedItem
 )

@@ -20,6 +20,7 @@ from tests.mutants import (
     slot_mutants,
     steps_mutants,
     sum_mutants,
+    told_mutants,
 )
 
 MUTANTS: Final = (
@@ -30,6 +31,7 @@ MUTANTS: Final = (
     *adoption_mutants.MUTANTS,
     *kept_core_mutants.MUTANTS,
     *kept_mutants.MUTANTS,
+    *told_mutants.MUTANTS,
     *shim_mutants.MUTANTS,
     *copy_mutants.MUTANTS,
     *hot_mutants.MUTANTS,

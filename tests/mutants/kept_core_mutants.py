@@ -140,8 +140,8 @@ MUTANTS: Final = (
     Mutant(
         "a step may load what has only its first layer",
         BOOKS,
-        "        have = self.fills[block].tokens[shard :: self.shape.num_shards]\n",
-        "        have = self.fills[block].tokens[shard : shard + 1]\n",
+        "        have = fill.tokens[shard :: self.shape.num_shards]\n",
+        "        have = fill.tokens[shard : shard + 1]\n",
         CAUGHT,
     ),
     Mutant(

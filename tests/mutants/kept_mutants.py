@@ -64,8 +64,8 @@ MUTANTS: Final = (
     Mutant(
         "a save of a step begins before the step has its yes",
         "engine_shim.client.announcements",
-        "            if kept is not None and kept.is_kept:\n                code, heard",
-        "            if kept is not None:\n                code, heard",
+        "            return use.armed if kept is not None and kept.is_kept else None\n",
+        "            return use.armed if kept is not None else None\n",
         CLIENT,
     ),
     Mutant(
@@ -134,8 +134,8 @@ MUTANTS: Final = (
     Mutant(
         "a step that could not be begun is not closed",
         "engine_shim.pipeline",
-        "        self._step = None\n        self._keeper.close(step)\n\n    def _may_load",
-        "        self._step = None\n\n    def _may_load",
+        "                self._step = None\n                self._keeper.close(step)\n",
+        "                self._step = None\n",
         PIPELINE,
     ),
     Mutant(

@@ -36,6 +36,7 @@ SUITES: Final = MappingProxyType(
             "tests/unit/core/test_step_refusals.py",
             "tests/unit/core/test_step_ends.py",
         ),
+        "whole tenancies by example": ("tests/unit/core/test_uses.py",),
         "adoption by example": ("tests/unit/core/test_adoption.py",),
         "checksums by example": ("tests/unit/core/test_span_sums.py",),
         "simulator": ("tests/sim/test_sim.py", "-k", "past_seed"),
@@ -52,6 +53,7 @@ SUITES: Final = MappingProxyType(
             "tests/unit/client/test_client_steps_loss.py",
             "tests/unit/client/test_tickets.py",
         ),
+        "what a client tells": ("tests/unit/client/test_client_told.py",),
         "queued copies": ("tests/unit/engine_shim/test_device_cpu_copies.py",),
         "slots taken early": (
             "tests/unit/engine_shim/test_gate.py",

@@ -11,17 +11,14 @@ from kvd.core.errors import KvdError
 from kvd.core.holds import HoldKind
 from kvd.core.ids import MemberRef, SlotRef, member_executor
 from kvd.core.results import Joined, Result, SlotsSeen
-from kvd.core.slot_events import SlotEvent, StepClosed, StepOpened
 from tests.sim.clock import MS
 from tests.sim.links import Channel
 from tests.sim.memory import Area, Violation
+from tests.sim.telling import OwnEvent, Telling, as_used
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
     from tests.sim.world import World
-
-OwnEvent = SlotEvent | StepOpened | StepClosed
-"""What a member says of its own slots and steps."""
 
 Answer = Result | KvdError | None
 """What a request got; None: the kvd that was asked is gone."""
@@ -59,7 +56,7 @@ class Member:
         self._base = 0
         self._sent = 0
         self._flushing = False
-        self._items: deque[tuple[OwnEvent, Callable[[str], None] | None]] = deque()
+        self._items: deque[Telling] = deque()
         world.members[ref] = self
 
     # The process -----------------------------------------------------------------------------
@@ -204,18 +201,31 @@ class Member:
 
     def say(self, event: OwnEvent, then: Callable[[str], None] | None = None) -> None:
         """Add to the stream of slot events; `then` gets the code once it is acknowledged."""
-        self._items.append((event, then))
+        self._tell(event).thens.extend([then] if then is not None else [])
         self._flush()
+
+    def _tell(self, event: OwnEvent) -> Telling:
+        """The item that says it: the last one of its tenancy, or a new one."""
+        used = as_used(event) if self.world.options.merges else None
+        made = Telling(used or event)
+        last = next((item for item in reversed(self._items) if item.ref == made.ref), None)
+        if made.ref is not None and last is not None:
+            if used is not None and last.add(used):
+                self.world.marks["told with what was not sent"] += 1
+                return last
+            last.is_open = False
+        self._items.append(made)
+        return made
 
     def is_unheard(self, ref: SlotRef) -> bool:
         """Whether an event about this tenancy is not acknowledged yet."""
-        told = [item for item, _ in self._items if not isinstance(item, StepOpened | StepClosed)]
-        return any(item.ref == ref for item in told)
+        return any(item.ref == ref for item in self._items)
 
     def _flush(self) -> None:
         if self.boot and not self._flushing and self._items:
             self._flushing = True
-            self.later(self.world.rng.randint(0, MS // 2), self._send_stream)
+            longest = 30 * MS if self.world.options.merges else MS // 2
+            self.later(self.world.rng.randint(0, longest), self._send_stream)
 
     def _send_stream(self) -> None:
         self._flushing = False
@@ -226,7 +236,10 @@ class Member:
             ahead = min(len(self._items), WINDOW_MAX)
             first = max(first, min(self._sent, self._base + ahead))
         skip = first - self._base
-        items = tuple(item for item, _ in list(self._items)[skip : skip + STREAM_BATCH])
+        telling = list(self._items)[skip : skip + STREAM_BATCH]
+        for one in telling:
+            one.is_open = False
+        items = tuple(one.event for one in telling)
         if items:
             self._sent = first + len(items)
             event = ev.SlotsChanged(0, self.ref, first, items)
@@ -245,9 +258,9 @@ class Member:
             for number in range(first, first + count):
                 if number == self._base:
                     self._base += 1
-                    _, then = self._items.popleft()
+                    told = self._items.popleft()
                     code = answer.codes[number - first] if answer.codes else ""
-                    if then is not None:
+                    for then in told.thens:
                         then(code)
         self._flush()
 

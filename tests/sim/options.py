@@ -96,6 +96,7 @@ class Options:
     pipelined:      a member sends new slot events while earlier ones are not acknowledged.
     early:          a slot is taken by our own word where nobody else had a part in its last use.
     steps:          workers ask kvd to keep the blocks of whole steps, and copy without its answers.
+    merges:         what went well in a tenancy is told with what was not sent of it yet.
     blind_rate:     how often the state of processes becomes unknown to a node for a while.
     """
 
@@ -157,6 +158,7 @@ class Options:
     persistent: bool
     early: bool = field(repr=False)
     steps: bool = field(repr=False)
+    merges: bool = field(repr=False)
     profile: str = "any"
 
     @property
@@ -210,13 +212,16 @@ def draw(rng: random.Random) -> Options:
     """Draw a world. Every field is drawn always, so that one new option shifts no other field
     of the same draw."""
     sizes = _draw_sizes(rng)
-    options = Options(**sizes, **_draw_paces(rng), persistent=False, early=False, steps=False)
+    options = Options(
+        **sizes, **_draw_paces(rng), persistent=False, early=False, steps=False, merges=False
+    )
     name = rng.choice(("any", "any", "any", "hand-off", "deaths", "restarts"))
     options = replace(options, profile=name, **PROFILES[name])
     # Drawn from the world itself: past seeds go on meeting the same chances.
     late = random.Random(repr(options))
     persistent, early, steps = late.random() < 0.6, late.random() < 0.6, late.random() < 0.5
-    return replace(options, persistent=persistent, early=early, steps=steps)
+    merges = random.Random(f"merges {options!r}").random() < 0.5
+    return replace(options, persistent=persistent, early=early, steps=steps, merges=merges)
 
 
 def _draw_sizes(rng: random.Random) -> dict[str, Any]:

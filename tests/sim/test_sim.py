@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvd.core import uses
 from tests.sim import seeds
 from tests.sim.run import run_seed
 
@@ -89,6 +92,31 @@ def test_runs_meet_steps() -> None:
     assert marks["abort under a step"]
     assert marks["death with an open step"]
     assert marks["kvd killed with open steps"]
+    assert marks["told with what was not sent"] > 500
+
+
+def test_whole_tenancies_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a member, a gate or a peer can see."""
+    at_once, counts = uses.at_once, Counter[bool]()
+
+    def counted(*args: Any) -> bool:
+        done = at_once(*args)
+        counts[done] += 1
+        return done
+
+    def traces() -> list[list[str]]:
+        found: list[list[str]] = [[] for _ in range(40)]
+        for seed, lines in enumerate(found):
+            run_seed(seed, lines.append)
+        # Columns of a pool have no text of their own but the address of the object.
+        return [[re.sub(r" at 0x\w+", "", line) for line in lines] for lines in found]
+
+    monkeypatch.setattr(uses, "at_once", counted)
+    told = traces()
+    monkeypatch.setattr(uses, "at_once", lambda *args: False)
+    assert traces() == told
+    assert counts[True] > 60
+    assert counts[False] > 1000
 
 
 @pytest.mark.slow

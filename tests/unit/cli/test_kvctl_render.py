@@ -17,6 +17,7 @@ from kvd.core import slot_events as se
 from kvd.core.errors import CATALOGUE
 from kvd.core.ids import ReadId, SlotRef
 from kvd.core.state import Settings
+from kvd.core.use_events import DID_MAX, Used
 from kvd.server.invariants import InvariantWatch
 from kvd.server.models import Model
 from kvd.server.models_tables import BlockPage
@@ -159,6 +160,7 @@ def stepping_node() -> FakeNode:
     first, second = node.reserve(who, "req-2", 2)
     node.load_in_step(who, 1, "req-2", source)
     node.save_in_step(who, 2, first)
+    node.slot_events(who, Used(SlotRef(who, 2, 0), 1, DID_MAX, 1, 2, "s"))
     node.slot_events(who, se.StepClosed(who, 2))
     node.slot_events(
         who, se.StepOpened(who, 3, (), (se.SaveSpec("s", (second,), (16,), ("req-2",)),))

@@ -36,7 +36,10 @@ def raw(value: object) -> bytes:
 
 
 class FakeKvd:
-    """Answers as told; one thread serves both sockets."""
+    """Answers as told; one thread serves both sockets.
+
+    `told` has the items as they came; `seen` what they say, event by event.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,8 @@ class FakeKvd:
         self._codes: dict[int, str] = {}
         self.words: dict[int, tuple[int, int]] = {}
         self.seen: list[items.SlotItem] = []
+        self.told: list[items.SlotItem] = []
+        self._steps: dict[int, items.StepOpenedItem] = {}
         self.frames: list[msg.ClientFrame] = []
         self.hellos: list[msg.Hello] = []
         self.attaches: list[attach.AttachMember] = []
@@ -293,12 +298,32 @@ class FakeKvd:
             context = {"got": str(frame.first_no), "want": str(self.next_no)}
             return msg.Error(number, boot, "out_of_order", context)
         for item in frame.items[self.next_no - frame.first_no :]:
-            self._codes[self.next_no] = self.code_of(item)
-            self.seen.append(item)
+            parts = self._parts(item)
+            self._codes[self.next_no] = next(filter(None, map(self.code_of, parts)), "")
+            self.seen += parts
+            self.told.append(item)
             self.next_no += 1
         end = frame.first_no + len(frame.items)
         codes = [self._codes[at] for at in range(frame.first_no, end)]
         return msg.Seen(number, boot, self.next_no, codes if any(codes) else [])
+
+    def _parts(self, item: items.SlotItem) -> list[items.SlotItem]:
+        """What an item says, event by event; copies of a step are named."""
+        if isinstance(item, items.StepOpenedItem):
+            self._steps[item.step] = item
+        if not isinstance(item, items.UsedItem):
+            return [item]
+        slot, epoch, layer = item.slot, item.epoch, item.layer
+        loads = self._steps[item.loads].loads if item.loads else []
+        saves = self._steps[item.saves].saves if item.saves else []
+        parts: dict[int, items.SlotItem] = {
+            items.ACQUIRED: items.AcquiredItem(slot, epoch, layer, loads),
+            items.LOADED: items.LoadEndedItem(slot, epoch, True),
+            items.WRITTEN: items.WrittenItem(slot, epoch, layer, saves),
+            items.COMPUTED: items.ComputedItem(slot, epoch),
+            items.SAVED: items.SaveEndedItem(slot, epoch, item.saver, True),
+        }
+        return [part for did, part in parts.items() if item.did & did]
 
     def _send(self, frame: msg.ServerFrame | bytes) -> None:
         data = frame if isinstance(frame, bytes) else server_codec().encode(frame)

@@ -197,7 +197,7 @@ def test_flush_waits_for_no_company(connect: Connect, kvd: FakeKvd) -> None:
     tenancy = client.slots.acquire(0)
     client.slots.written(tenancy, 1)
     client.flush()
-    assert kvd.seen == [AcquiredItem(0, 0), WrittenItem(0, 0, 1)]
+    assert kvd.seen == [AcquiredItem(0, 0, 1), WrittenItem(0, 0, 1)]
 
 
 def test_events_that_ride_leave_room_for_others(connect: Connect, kvd: FakeKvd) -> None:

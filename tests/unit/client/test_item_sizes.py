@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_shim.client.item_sizes import PLAIN_BYTES, is_plain
+from engine_shim.client.item_sizes import LAYERS_MAX, PLAIN_BYTES, is_plain
 from kvd.wire.gate_layout import EPOCH_MAX
 from kvd.wire.slot_items import (
+    DID_MAX,
     AcquiredItem,
     BadSumItem,
     ComputedItem,
@@ -24,6 +25,7 @@ from kvd.wire.slot_items import (
     SlotItem,
     StepClosedItem,
     StepOpenedItem,
+    UsedItem,
     WrittenItem,
 )
 
@@ -41,9 +43,9 @@ READS: Final = st.lists(
 )
 BAD: Final = st.lists(st.builds(BadSumItem, st.just(1), st.just(2), st.just(3)), max_size=1)
 ITEMS: Final = st.one_of(
-    st.builds(AcquiredItem, SLOTS, EPOCHS, LAYERS, LOADS, STEPS),
+    st.builds(AcquiredItem, SLOTS, EPOCHS, LAYERS, LOADS),
     st.builds(LoadEndedItem, SLOTS, EPOCHS, OKS, BAD),
-    st.builds(WrittenItem, SLOTS, EPOCHS, LAYERS, SAVES, READS, STEPS),
+    st.builds(WrittenItem, SLOTS, EPOCHS, LAYERS, SAVES, READS),
     st.builds(ComputedItem, SLOTS, EPOCHS, OKS),
     st.builds(
         SaveEndedItem,
@@ -70,14 +72,27 @@ def test_kvd_can_read_a_plain_event_and_it_is_as_short_as_that(item: SlotItem) -
         assert msgspec.msgpack.decode(data, type=SlotItem) == item
 
 
+ASCII: Final = st.text(st.characters(max_codepoint=127), max_size=64)
+DID: Final = st.integers(1, DID_MAX)
+USED: Final = st.builds(
+    UsedItem, SLOTS, EPOCHS, st.integers(-1, LAYERS_MAX - 1), DID, STEPS, STEPS, ASCII
+)
+
+
+@settings(max_examples=600, deadline=None, derandomize=True, database=None)
+@given(USED)
+def test_kvd_can_read_what_went_well_and_it_is_as_short_as_that(item: UsedItem) -> None:
+    data = msgspec.msgpack.encode(item)
+    assert len(data) <= PLAIN_BYTES
+    assert msgspec.msgpack.decode(data, type=SlotItem) == item
+
+
 @pytest.mark.parametrize(
     ("item", "plain"),
     [
         (AcquiredItem(0, 0), True),
-        (AcquiredItem(0, 0, 3, [], 7), True),
         (AcquiredItem(0, 0, -2), False),
         (AcquiredItem(0, 0, 3, [LoadItem("r", [1], 4)]), False),
-        (WrittenItem(0, 0, 3, [], [], 7), True),
         (WrittenItem(0, 0, -1), False),
         (WrittenItem(0, 0, 3, [SaveItem("s", [1], [4])]), False),
         (WrittenItem(0, 0, 3, [], [ReadItem("t", "h:1", 0, 1, [])]), False),

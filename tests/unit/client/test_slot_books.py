@@ -79,7 +79,7 @@ def test_computed_while_loads_run_is_refused() -> None:
     [
         [SaveItem("s", [1], [1]), SaveItem("s", [2], [1])],
         [SaveItem("s", [1, 2], [1])],
-        [SaveItem("s", [1, 2], [1, 1], ["r"])],
+        [SaveItem("s", [1, 2, 3], [1, 1, 1], ["r", "r"])],
     ],
 )
 def test_saves_that_do_not_add_up_are_misuse(saves: list[SaveItem]) -> None:

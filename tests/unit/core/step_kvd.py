@@ -12,6 +12,7 @@ from kvd.core.block_types import BlockShape
 from kvd.core.blocks import BlockState
 from kvd.core.ids import SlotRef
 from kvd.core.state import Member
+from kvd.core.use_events import Used
 from tests.unit.core.tiny_kvd import DECODER, SCHEDULER, WORKERS, Kvd, hello, read_spec
 
 LAYERS = 2
@@ -52,7 +53,9 @@ class StepKvd(Kvd):
     def close(self, number: int, rank: int = 0) -> None:
         assert self.code(se.StepClosed(WORKERS[rank], number), rank) == ""
 
-    def code(self, event: se.SlotEvent | se.StepOpened | se.StepClosed, rank: int = 0) -> str:
+    def code(
+        self, event: se.SlotEvent | se.StepOpened | se.StepClosed | Used, rank: int = 0
+    ) -> str:
         codes = self.say(event, rank=rank)
         return codes[0] if codes else ""
 
@@ -84,6 +87,7 @@ class StepKvd(Kvd):
     def books(self, rank: int = 0) -> Any:
         """Everything that a step may change."""
         table, member = self.table, self.member(rank)
+        table.settle()
         names = (
             "free", "counts", "fills", "pins", "lives", "owned", "dead", "span_readers",
             "span_loads", "span_saves", "load_blocks", "save_blocks", "saving", "steps",

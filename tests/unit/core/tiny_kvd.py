@@ -16,6 +16,7 @@ from kvd.core.ids import MemberRef, ReadId, SlotRef
 from kvd.core.machine import Machine
 from kvd.core.results import SlotsSeen, Taken
 from kvd.core.state import Settings
+from kvd.core.use_events import Used
 from kvd.store.dict_index import DictIndex
 
 LAYOUT = ev.Layout(b"layout", BlockShape(4, 1), 64, "tiny")
@@ -69,7 +70,7 @@ class Kvd:
         return answers[0]
 
     def say(
-        self, *items: se.SlotEvent | se.StepOpened | se.StepClosed, rank: int = 0
+        self, *items: se.SlotEvent | se.StepOpened | se.StepClosed | Used, rank: int = 0
     ) -> tuple[str, ...]:
         member = WORKERS[rank]
         seen = self.ask(ev.SlotsChanged(0, member, self.numbers[member], items))

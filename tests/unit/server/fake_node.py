@@ -15,6 +15,7 @@ from kvd.core.results import Taken
 from kvd.core.state import Limits, Settings, State
 from kvd.memory.region import RegionSnapshot
 from kvd.server.node_view import Holding, LinkInfo, Phase, SessionInfo
+from kvd.server.translate import OwnEvent
 from kvd.store.dict_index import DictIndex
 from kvd.wire.hot_figures import LayerFigures, RequestFigures
 
@@ -139,9 +140,7 @@ class FakeNode:
         self.handle(event)
         return who
 
-    def slot_events(
-        self, who: MemberRef, *items: se.SlotEvent | se.StepOpened | se.StepClosed
-    ) -> list[Effect]:
+    def slot_events(self, who: MemberRef, *items: OwnEvent) -> list[Effect]:
         first = self._numbers.get(who, 0)
         self._numbers[who] = first + len(items)
         return self.handle(ev.SlotsChanged(2, who, first, items))

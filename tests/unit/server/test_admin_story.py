@@ -10,6 +10,7 @@ from kvd.core.errors import KvdError
 from kvd.core.holds import Truth
 from kvd.core.ids import ReadId, SlotRef
 from kvd.core.state import Limits, Settings
+from kvd.core.use_events import DID_MAX, Used
 from kvd.server import story_text
 from kvd.server.sliced import run_now
 from kvd.server.views_story import story_page, story_text_of
@@ -87,13 +88,13 @@ def test_names_that_a_transition_concerns_find_it(wanted: str, told: list[str]) 
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        ("block0", ["step_opened", "acquired"]),
-        ("block1", ["reserved", "step_opened", "written"]),
+        ("block0", ["step_opened", "acquired", "whole_tenancy"]),
+        ("block1", ["reserved", "step_opened", "written", "whole_tenancy"]),
         ("r1", ["reserved", "step_opened"]),
-        ("r0", ["step_opened", "acquired"]),
-        ("step 12", ["step_opened", "acquired"]),
-        ("step 13 of e0/w0#1f", ["step_opened", "written", "step_closed"]),
-        ("e0/w0#1f", ["step_opened", "acquired", "written", "step_closed"]),
+        ("r0", ["step_opened", "acquired", "whole_tenancy"]),
+        ("step 12", ["step_opened", "acquired", "whole_tenancy"]),
+        ("step 13 of e0/w0#1f", ["step_opened", "written", "whole_tenancy", "step_closed"]),
+        ("e0/w0#1f", ["step_opened", "acquired", "written", "whole_tenancy", "step_closed"]),
     ],
 )
 def test_a_step_is_in_the_story_of_what_it_keeps(wanted: str, told: list[str]) -> None:
@@ -104,6 +105,7 @@ def test_a_step_is_in_the_story_of_what_it_keeps(wanted: str, told: list[str]) -
     (target,) = node.reserve(who, "r1", 1)
     node.load_in_step(who, 12, "r0", source)
     node.save_in_step(who, 13, target)
+    node.slot_events(who, Used(SlotRef(who, 2, 0), 1, DID_MAX, 12, 13, "s"))
     node.slot_events(who, se.StepClosed(who, 13))
     assert events(node, wanted, len(told)) == told
 
