@@ -9,8 +9,12 @@ class Condition(threading.Condition):
     """As `threading.Condition`, for changes that come far more often than anybody waits for one."""
 
     def __init__(self, lock: threading.Lock | None = None) -> None:
-        """lock: to be shared, None for one of its own, which may be taken again by its holder."""
-        super().__init__(lock)
+        """lock: to be shared, None for one of its own, which may be taken again by its holder.
+
+        `lock` is taken at once by `with`; by way of the condition that costs two calls more.
+        """
+        self.lock = threading.RLock() if lock is None else lock
+        super().__init__(self.lock)
         self._waits = 0
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -37,31 +37,31 @@ class CopyOrder:
 
     def load_begins(self) -> None:
         """A load has its slot and will be copied now."""
-        with self._changed:
+        with self._changed.lock:
             self._loads_begun += 1
             self._changed.notify_all()
 
     def load_ended(self) -> None:
         """The oldest load has ended, or never came to its copy; loads end in their order."""
-        with self._changed:
+        with self._changed.lock:
             self._loads_ended += 1
             self._changed.notify_all()
 
     def save_begins(self) -> None:
         """A save is handed over."""
-        with self._changed:
+        with self._changed.lock:
             self._saves_open += 1
             self._changed.notify_all()
 
     def save_ended(self) -> None:
         """A save has ended, or never came to its copy."""
-        with self._changed:
+        with self._changed.lock:
             self._saves_open -= 1
             self._changed.notify_all()
 
     def wait_for_saves(self, seconds: float) -> bool:
         """Wait until every save that was handed over has ended; returns whether they have."""
-        with self._changed:
+        with self._changed.lock:
             return self._changed.wait_for(lambda: not self._saves_open, seconds)
 
     def wait_for_loads(self, seconds: float) -> bool:
@@ -69,7 +69,7 @@ class CopyOrder:
 
         seconds: as long as there is; never more than `HOLD_SECONDS` are waited.
         """
-        with self._changed:
+        with self._changed.lock:
             before = self._loads_begun
             return self._changed.wait_for(
                 lambda: self._loads_ended >= before, min(seconds, HOLD_SECONDS)

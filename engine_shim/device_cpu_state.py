@@ -36,7 +36,7 @@ class SharedState:
 
     def statistics(self) -> DeviceStatistics:
         """Return the counts so far."""
-        with self.changed:
+        with self.changed.lock:
             return DeviceStatistics(**self._counts)
 
     def bind_thread(self, *, worker: bool = False) -> None:
@@ -115,7 +115,7 @@ class CpuEvent:
 
     def query(self) -> bool:
         """Return whether the last record is complete; raise its failure."""
-        with self.shared.changed:
+        with self.shared.changed.lock:
             record = self.recorded()
             if record.failure is not None:
                 raise record.failure.again()
@@ -125,7 +125,7 @@ class CpuEvent:
         """Block until the last record is complete; False at the deadline."""
         check_timeout(timeout_ns)
         self.shared.check_thread("wait for an event")
-        with self.shared.changed:
+        with self.shared.changed.lock:
             record = self.recorded()
             self.shared.count("host_waits")
             self.shared.wait_until(lambda: record.done, timeout_ns)
@@ -138,12 +138,12 @@ class CpuEvent:
         record = Record()
 
         def complete(failure: DeviceError | None) -> None:
-            with self.shared.changed:
+            with self.shared.changed.lock:
                 if not record.done:
                     record.done, record.failure = True, failure
                     self.shared.changed.notify_all()
 
-        with self.shared.changed:
+        with self.shared.changed.lock:
             self.last = record
         return complete
 

@@ -139,12 +139,12 @@ class CpuStream:
 
     def _host_op(self, label: str, function: HostFunction, *, holds: bool) -> Op:
         def run() -> None:
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 failure = self._failures.take_for_host()
             function(failure)
 
         def cancel(cancelled: DeviceError) -> None:
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 failure = self._failures.take_for_host()
             function(failure or cancelled)
 
@@ -154,7 +154,7 @@ class CpuStream:
         """Let the event be complete when all operations before it have ended."""
         own, record = self._own(event), Record()
         self._shared.check_thread(f"record on stream {self.name}")
-        with self._shared.changed:
+        with self._shared.changed.lock:
             if self._idle() and not self._closing:
                 record.done, record.failure = True, self._failures.take_for_event()
                 own.last = record
@@ -174,7 +174,7 @@ class CpuStream:
         """Hold the stream until the event's last record, as of now, is complete."""
         own = self._own(event)
         self._shared.check_thread(f"wait on stream {self.name}")
-        with self._shared.changed:
+        with self._shared.changed.lock:
             record = own.recorded()
             if record.done and record.failure is None and not self._closing:
                 self._count_at_once()
@@ -182,7 +182,7 @@ class CpuStream:
         label = f"wait for an event on stream {self.name}"
 
         def run() -> DeviceError | None:
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 while not (record.done or self._cancelling):
                     self._shared.changed.wait()
                 return record.failure if record.done else self._cancelled(label)
@@ -193,7 +193,7 @@ class CpuStream:
         """Block until all operations submitted before the call have ended."""
         check_timeout(timeout_ns)
         self._shared.check_thread(f"synchronize of stream {self.name}")
-        with self._shared.changed:
+        with self._shared.changed.lock:
             self._shared.count("host_waits")
             # All between the first and the last end before the last does.
             ends = [*self._in_hand, *list(self._queue)[-1:]]
@@ -207,7 +207,7 @@ class CpuStream:
         """End the stream; every operation in it gets an outcome."""
         check_timeout(timeout_ns)
         self._shared.check_thread(f"close of stream {self.name}")
-        with self._shared.changed:
+        with self._shared.changed.lock:
             self._closing = True
             if not drain:
                 self._cancel_queued()
@@ -218,10 +218,10 @@ class CpuStream:
             idle = idle or self._shared.wait_until(self._idle, CANCEL_GRACE_NS)
         if not idle:
             # Its thread is stuck in one operation: those behind it must not wait for ever.
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 self._stuck = self._in_hand[:1]
             self._start_worker()
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 self._shared.wait_until(
                     lambda: not self._queue and self._in_hand == self._stuck, CANCEL_GRACE_NS
                 )
@@ -230,7 +230,7 @@ class CpuStream:
         self._worker.join(CANCEL_GRACE_NS / 1e9)
         self._copies.close()
         self._device.forget(self)
-        with self._shared.changed:
+        with self._shared.changed.lock:
             failure = self._failures.take_unseen()
         if failure is not None:
             raise failure.again()
@@ -239,7 +239,7 @@ class CpuStream:
         """Queue an operation; `accepted` runs under the lock with it, or not at all."""
         device, shared = self._device, self._shared
         shared.check_thread(op.label)
-        with shared.changed:
+        with shared.changed.lock:
             if len(self._queue) >= device.queue_max:
                 self._copies.rouse()  # the thread may sleep although a copy of the queue runs
                 shared.wait_until(
@@ -292,7 +292,7 @@ class CpuStream:
         """The next operation; it sleeps while there is none, and while a copy ahead of all runs."""
         seen = 0
         while True:
-            with self._shared.changed:
+            with self._shared.changed.lock:
                 if self._queue:
                     op = self._queue.popleft()
                     self._in_hand.append(op)
@@ -317,7 +317,7 @@ class CpuStream:
 
     def _end(self, op: Op, failure: DeviceError | None) -> None:
         outcome = "completed"
-        with self._shared.changed:
+        with self._shared.changed.lock:
             if failure is not None:
                 self._failures.note(failure)
                 outcome = "cancelled" if failure.did_not_run else "failed"

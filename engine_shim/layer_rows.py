@@ -176,8 +176,10 @@ class LayerRows:
             if end == start:
                 continue
             blocks.extend(request.pool_blocks[first:last])
-            tokens.extend(min(size, end - at * size) for at in range(first, last))
+            tokens += [size] * (last - first - 1)
+            tokens.append(end - (last - 1) * size)
             names.extend([request.request] * (last - first))
+        names = names[:1] if len(requests) == 1 else names
         return [SaveItem(SAVER, blocks, tokens, names)] if blocks else []
 
     def read_items(self, requests: tuple[StepRequest, ...]) -> list[ReadItem]:

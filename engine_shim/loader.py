@@ -59,11 +59,17 @@ class Loader:
         self.lost = LostRows()
 
     def start(self, step: Step, ring: RingPlan) -> None:
-        """Load all layers of a step; where nothing is loaded, compute takes the slots itself."""
-        if step.takes_slots:
+        """Load all layers of a step; where nothing is loaded, compute takes the slots itself.
+
+        The first layer is begun here if its slot is free: the thread would have to be woken.
+        """
+        first = 0
+        if not (step.takes_slots or step.is_free):
+            first = int(self._begin(step, ring, 0, waits=False))
+        if step.takes_slots or first == ring.num_layers:
             step.loads_issued.set()
         else:
-            self._thread.put(partial(self._run, step, ring))
+            self._thread.put(partial(self._run, step, ring, first))
 
     def take(self, step: Step, ring: RingPlan, layer: int) -> None:
         """Take the slot of a layer of such a step, in the caller's thread, when it is free."""
@@ -77,33 +83,37 @@ class Loader:
         with suppress(DeviceError):
             self._stream.close(int(seconds * 1e9))
 
-    def _run(self, step: Step, ring: RingPlan) -> None:
-        for layer in range(ring.num_layers):
+    def _run(self, step: Step, ring: RingPlan, first: int) -> None:
+        for layer in range(first, ring.num_layers):
             ahead = max(0, layer - ring.lookahead[layer])
             if not (step.wait_reached(ahead) and self._begin(step, ring, layer)):
                 break
         step.loads_issued.set()
 
-    def _begin(self, step: Step, ring: RingPlan, layer: int) -> bool:
-        """Take a layer's slot and begin its load; False when the step cannot go on so."""
+    def _begin(self, step: Step, ring: RingPlan, layer: int, *, waits: bool = True) -> bool:
+        """Take a layer's slot and begin its load; False when the step cannot go on so, or has to
+        wait for the slot and may not."""
         slot = ring.slot_of[layer]
         try:
             if step.is_free and not self._is_there(step, slot):
                 step.go_without()
                 return False
-            self._load(step, layer, slot, ring.slots[slot].bound)
+            self._load(step, layer, slot, ring.slots[slot].bound, waits)
         except SlotQuarantined as error:
             step.fail(StepFailed("slot_quarantined", str(error), error.slot))
             return False
         except (KvdRefused, DeviceError) as error:
-            step.fail(as_step_failure(error))
+            if waits or error.code not in OUT_OF_TIME:
+                step.fail(as_step_failure(error))
             return False
         return True
 
-    def _load(self, step: Step, layer: int, slot: int, is_bound: bool) -> None:
+    def _load(self, step: Step, layer: int, slot: int, is_bound: bool, waits: bool) -> None:
         state = step.layers[layer]
         missing = self._missing(step, layer, slot, is_bound)
-        state.tenancy, ticket = self._take(step, layer, slot, missing, step.kept_loads)
+        seconds = AWAY_S if waits else 0.0
+        kept = step.kept_loads
+        state.tenancy, ticket = self._take(step, layer, slot, missing, kept, seconds)
         self._contents.occupy(slot, layer)
         if not missing:
             state.loaded.set()
@@ -253,13 +263,19 @@ class Loader:
         return tenancy
 
     def _take(
-        self, step: Step, layer: int, slot: int, missing: Missing, kept: KeptStep | None = None
+        self,
+        step: Step,
+        layer: int,
+        slot: int,
+        missing: Missing,
+        kept: KeptStep | None = None,
+        away_s: float = AWAY_S,
     ) -> tuple[Tenancy, Ticket]:
         items = step.load_items(missing, self._rows.load_item)
         slots = self._client.slots
         while True:
             # In slices: a step that fails meanwhile must not wait for its slot.
-            seconds = min(AWAY_S, step.seconds_left())
+            seconds = min(away_s, step.seconds_left())
             try:
                 return slots.begin(
                     slot, layer, items, seconds, boot_id=step.boot_id, early=True, kept=kept

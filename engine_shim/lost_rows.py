@@ -32,6 +32,8 @@ class LostRows:
 
     def why(self, request: str) -> StepFailed | None:
         """Why rows of the request are lost, None when none are."""
+        if not self._lost:
+            return None
         with self._lock:
             return self._lost.get(request)
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Final
 
 from engine_shim.client import KvdRefused, SlotQuarantined
@@ -145,15 +145,14 @@ class PrefillPipeline:
         if self._options.drafts and self._rows_gone:
             step.skips(self._options.drafts, frozenset(self._rows_gone))
         step.takes_slots = not any(map(self._may_load, requests))
-        with ExitStack() as undo:
-            undo.callback(self._drop, step)
+        try:
             self._keeper.open(step, self._ring)
             self._loader.start(step, self._ring)
-            undo.pop_all()
-
-    def _drop(self, step: Step) -> None:
-        self._step = None
-        self._keeper.close(step)
+            step.is_begun = True
+        finally:
+            if not step.is_begun:
+                self._step = None
+                self._keeper.close(step)
 
     def _may_load(self, request: StepRequest) -> bool:
         """Whether rows of the request may have to be loaded in this step."""
@@ -180,7 +179,8 @@ class PrefillPipeline:
         if step.takes_slots and not state.acquired.is_set():
             self._loader.take(step, self._ring, layer)
         for event, what in ((state.acquired, "slot"), (state.loaded, "load")):
-            if step.failure is None and not event.wait(step.seconds_left()):
+            is_there = event.is_set() or step.failure is not None
+            if not (is_there or event.wait(step.seconds_left())):
                 step.fail(StepFailed("deadline_exceeded", f"layer {layer} waited for its {what}"))
         self._waited_ns += time.monotonic_ns() - started
         if step.failure is not None:
@@ -255,7 +255,7 @@ class PrefillPipeline:
         try:
             if self._options.shares_spans and state.armed is not None:
                 state.armed = slots.confirm(state.tenancy, step.seconds_left())
-            slots.computed(state.tenancy, True, rides=layer + 1 < self._ring.num_layers)
+            slots.computed(state.tenancy, True, rides=step.goes_on(layer))
         except KvdRefused as error:
             raise self._failed(step, as_step_failure(error)) from error
         state.is_computed = True
@@ -282,12 +282,12 @@ class PrefillPipeline:
         skipped = [layer for layer in step.layers if not layer.is_computed]
         if skipped:
             self._skip(step)
+        self._keeper.close(step)  # told to kvd behind the end of the last copy
         if wait_saves or wait_armed:
             self._await_armed(step)
         for layer, state in enumerate(step.layers if wait_saves else ()):
             if not state.saved.wait(step.seconds_left()):
                 step.fail(StepFailed("deadline_exceeded", f"layer {layer} was not saved"))
-        self._keeper.close(step)
         self._step = None
         if step.failure is not None:
             raise step.failure

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine_shim.client import KvdRefused, Ticket
 from engine_shim.copy_order import CopyOrder
@@ -23,8 +22,7 @@ UNHEARD: Final = "unreachable"
 """Code of a save whose announcement nobody will answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaveTask:
+class SaveTask(NamedTuple):
     """One layer to be saved, of these requests; `written`: the event behind the write of its rows.
 
     The requests are those of the announcement: what is not in it has no save that may run.
@@ -129,7 +127,8 @@ class Saver:
         pool = pool_of(self._client, state.tenancy)
         if pool is None:
             raise KvdRefused("pool_lost", what=f"blocks of layer {task.layer}")
-        self._order.wait_for_loads(task.step.seconds_left())
+        if not self._order.may_save:
+            self._order.wait_for_loads(task.step.seconds_left())
         self._stream.wait(task.written)
         started = time.monotonic_ns()
         plan.submit(self._stream, pool, self._memory)
@@ -162,7 +161,7 @@ class Saver:
             self._lose(task, as_step_failure(error))
             self._tell(state, ok=False)
             return
-        self._tell(state, ok=True, sums=plan.sums())
+        self._tell(state, ok=True, sums=plan.sums(), is_kept=heard is not None)
         if heard is not None:
             heard.then(partial(self._heard, task, heard), rides=True)
 
@@ -171,9 +170,12 @@ class Saver:
         if heard.code or not heard.is_settled:
             self._lose(task, as_step_failure(_refused(heard)))
 
-    def _tell(self, state: LayerState, *, ok: bool, sums: bytes = b"") -> None:
+    def _tell(
+        self, state: LayerState, *, ok: bool, sums: bytes = b"", is_kept: bool = False
+    ) -> None:
         self._order.save_ended()
-        rides = ok and self._alone and self._order.saves_open > 0
+        # Blocks that a step keeps are of use to others when it is closed, and not before.
+        rides = ok and self._alone and (is_kept or self._order.saves_open > 0)
         assert state.tenancy is not None
         # Who waits for the save goes on while it is sent: what is said then comes behind it.
         with suppress(KvdRefused):

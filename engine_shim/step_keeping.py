@@ -43,12 +43,14 @@ class StepKeeper:
         ]
         saved = step.live if self._options.contributes else ()
         saves = step.save_items(saved, self._rows.save_items) if saved else []
-        with suppress(KvdRefused):
+        try:
             if loads:
                 items = step.load_items(loads, self._rows.load_item)
                 step.kept_loads = slots.open_step(items, (), 0.0)
             if saves:
                 step.kept_saves = slots.open_step((), saves, 0.0)
+        except KvdRefused:
+            return
 
     def close(self, step: Step) -> None:
         """No layer of the step begins a copy any more."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from engine_shim.client import KeptStep, KvdRefused, Tenancy, Ticket
 from engine_shim.conditions import Condition
 from engine_shim.device import DeviceError, Event
+from engine_shim.flags import Flag
 from kvd.plan.sums import BadSpan
 from kvd.wire.slot_items import LoadItem, SaveItem
 
@@ -129,9 +130,9 @@ class LayerState:
     A step that fails sets `acquired` and `saved` of all layers: who waits must look at `failure`.
     """
 
-    acquired: threading.Event = field(default_factory=threading.Event)
-    loaded: threading.Event = field(default_factory=threading.Event)
-    saved: threading.Event = field(default_factory=threading.Event)
+    acquired: Flag
+    loaded: Flag
+    saved: Flag
     tenancy: Tenancy | None = None
     armed: Ticket | None = None
     load_event: Event | None = None
@@ -152,6 +153,7 @@ class Step:
     ) -> None:
         """end: deadline, ns of the monotonic clock; boot_id: life of kvd of the pool blocks.
 
+        `is_begun`: its layers may run.
         `is_shed`: from here on rows of optional requests are not saved.
         `is_free`: nothing is loaded and all is optional: it goes on without kvd if need be, and
             takes no slot any more.
@@ -161,6 +163,7 @@ class Step:
         `kept_loads`, `kept_saves`: kvd was asked to keep the blocks of all layers.
         """
         self.requests = requests
+        self.is_begun = False
         self.is_idle = False
         self.is_free = False
         self.is_clear = False
@@ -170,7 +173,8 @@ class Step:
         self.boot_id = boot_id
         self.is_shed = False
         self.end = end
-        self.layers = [LayerState() for _ in range(num_layers)]
+        lock = threading.Lock()
+        self.layers = [LayerState(Flag(lock), Flag(lock), Flag(lock)) for _ in range(num_layers)]
         self._lock = Condition()
         self._reached = -1
         self._failure: StepFailed | None = None
@@ -179,7 +183,13 @@ class Step:
         self._saved: tuple[tuple[StepRequest, ...], list[SaveItem]] = ((), [])
         self._loaded: tuple[Missing, list[LoadItem]] = ([], [])
         self._skipped: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
-        self.loads_issued = threading.Event()
+        self.loads_issued = Flag(lock)
+
+    def goes_on(self, layer: int) -> bool:
+        """Whether kvd is bound to hear of the step when this layer is behind us: of another layer,
+        or of the end of what it keeps."""
+        is_kept = self.kept_loads is not None or self.kept_saves is not None
+        return is_kept or layer + 1 < len(self.layers)
 
     @property
     def failure(self) -> StepFailed | None:
@@ -188,7 +198,7 @@ class Step:
 
     def fail(self, failure: StepFailed) -> None:
         """The first failure counts; whoever waits for a layer wakes up."""
-        with self._lock:
+        with self._lock.lock:
             if self._failure is None:
                 self._failure = failure
             self._lock.notify_all()
@@ -199,7 +209,7 @@ class Step:
     @property
     def failed_requests(self) -> Mapping[str, StepFailed]:
         """Requests that have failed alone, and why: the step goes on without their rows."""
-        with self._lock:
+        with self._lock.lock:
             return dict(self._failed)
 
     @property
@@ -246,7 +256,7 @@ class Step:
 
     def fail_request(self, request: str, failure: StepFailed) -> None:
         """One request's rows are not to be used; the first failure counts."""
-        with self._lock:
+        with self._lock.lock:
             self._failed.setdefault(request, failure)
 
     def seconds_left(self) -> float:
@@ -255,7 +265,7 @@ class Step:
 
     def reach(self, layer: int) -> None:
         """The compute thread is at this layer."""
-        with self._lock:
+        with self._lock.lock:
             self._reached = max(self._reached, layer)
             self._lock.notify_all()
 
@@ -269,7 +279,7 @@ class Step:
 
     def end_layers(self) -> None:
         """Compute has ended: layers that it did not reach are not wanted any more."""
-        with self._lock:
+        with self._lock.lock:
             self._is_over = True
             self._lock.notify_all()
 
@@ -278,7 +288,7 @@ class Step:
 
         Returns: False when the step has failed by then, or ended without it.
         """
-        with self._lock:
+        with self._lock.lock:
             self._lock.wait_for(
                 lambda: self._reached >= layer or self._failure is not None or self._is_over,
                 self.seconds_left(),

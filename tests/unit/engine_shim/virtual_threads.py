@@ -130,6 +130,7 @@ class Condition:
 
     def __init__(self, baton: Baton) -> None:
         self._baton = baton
+        self.lock = self
 
     def __enter__(self) -> None:
         """Nobody else runs."""
@@ -190,12 +191,6 @@ def virtual_threads(device: VirtualDevice) -> Iterator[Baton]:
         Thread=lambda target, name, daemon: Thread(baton, target),
     )
     clock = SimpleNamespace(monotonic_ns=baton.now, monotonic=lambda: baton.now() / 1e9)
-    layer = steps.LayerState
-
-    def layer_state() -> steps.LayerState:
-        events: list[Any] = [Event(baton) for _ in range(3)]
-        return layer(acquired=events[0], loaded=events[1], saved=events[2])
-
     with pytest.MonkeyPatch.context() as patch:
         for module in (copy_threads, saver, steps, tickets, fake_kvd):
             patch.setattr(module, "threading", threads)
@@ -204,5 +199,5 @@ def virtual_threads(device: VirtualDevice) -> Iterator[Baton]:
         for module in (copy_threads, loader, pipeline, saver, steps, fake_kvd):
             patch.setattr(module, "time", clock)
         patch.setattr(copy_threads, "queue", SimpleNamespace(SimpleQueue=lambda: Queue(baton)))
-        patch.setattr(steps, "LayerState", layer_state)
+        patch.setattr(steps, "Flag", lambda lock: Event(baton))
         yield baton
