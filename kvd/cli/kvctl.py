@@ -201,7 +201,7 @@ def story(
     socket: SocketOption = None,
     runtime_dir: RuntimeDirOption = None,
 ) -> None:
-    """Everything recorded about one slot, request, block, transfer or member, oldest first.
+    """Everything recorded about one slot, step, request, block, transfer or member, oldest first.
 
     \b
     kvctl story 'engine0/worker0#1f/slot3@7'   one tenancy of a slot

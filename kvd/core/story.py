@@ -15,7 +15,7 @@ class Entry(NamedTuple):
     """One recorded transition.
 
     at:      time of the event, ns.
-    keys:    what it was about: slot, request, block, transfer, member names.
+    keys:    what it was about: slot, step, request, block, transfer, member names.
     event:   what happened.
     outcome: what followed (effects, codes, states).
     """

@@ -136,7 +136,7 @@ ROUTES: Final = (
     ),
     Route(
         STORY_PREFIX + "{id}",
-        "The latest transitions about one slot, request, block, transfer or member.",
+        "The latest transitions about one slot, step, request, block, transfer or member.",
         models_tables.StoryPage,
         (
             Parameter("limit", "The latest so many.", 200, ENTRIES_MAX),

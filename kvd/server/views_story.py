@@ -26,7 +26,7 @@ _STEP_KIND: Final = "step "
 
 
 def story_page(view: NodeView, wanted: str, limit: int) -> Work[StoryPage]:
-    """The latest transitions about one slot, request, block, transfer or member.
+    """The latest transitions about one slot, step, request, block, transfer or member.
 
     Raises: KvdError(not_found): no transition that is still kept names it.
     """
