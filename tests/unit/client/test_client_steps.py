@@ -93,6 +93,8 @@ def test_some_of_the_copies_of_a_step_are_named_and_wait_no_longer(
     assert answer is loads.answer
     client.slots.written(tenancy, 3, FEWER, kept=saves)
     assert client.slots.answer_to_save(tenancy, "s") is saves.answer
+    barrier(client)
+    assert kvd.seen[2:] == [], "it rides"
     client.flush()
     assert kvd.seen[2:] == [AcquiredItem(0, 0, 3, some), WrittenItem(0, 0, 3, FEWER)]
     assert (loads.copies, saves.copies) == (1, 1)
