@@ -166,6 +166,15 @@ class Rig:
         """Load a step and wait for it; GB/s."""
         return self._step(loads=True)
 
+    def alone(self, run: Callable[[], float]) -> Callable[[], float]:
+        """The same, begun when kvd has heard all of what came before."""
+
+        def when_heard() -> float:
+            self.client.flush()
+            return run()
+
+        return when_heard
+
     def _step(self, *, loads: bool) -> float:
         request = self.request(self.turn(), loads=loads)
         started = time.perf_counter_ns()
