@@ -157,14 +157,7 @@ class EventStream:
         """The same for one item that may be added to as long as it is open."""
         if self._due_end == self._end:
             self._ride_until = now + RIDE_NS
-        ticket = Ticket(self._lock, 1, self.calls, push)
-        if self._gave_up:
-            ticket.give_up(self._gave_up)
-        entry = Entry(item, size, ticket, False)
-        self._entries[self._end] = entry
-        self._end += 1
-        self.bytes += size
-        return entry
+        return self._enter(item, size, self._ticket(1, push), False)
 
     def _append(
         self,
@@ -173,14 +166,22 @@ class EventStream:
         push: Callable[[], None] | None,
         is_awaited: bool,
     ) -> Ticket:
-        ticket = Ticket(self._lock, len(items), self.calls, push)
+        ticket = self._ticket(len(items), push)
+        for item, size in zip(items, sizes, strict=True):
+            self._enter(item, size, ticket, is_awaited)
+        return ticket
+
+    def _ticket(self, count: int, push: Callable[[], None] | None) -> Ticket:
+        ticket = Ticket(self._lock, count, self.calls, push)
         if self._gave_up:
             ticket.give_up(self._gave_up)
-        for item, size in zip(items, sizes, strict=True):
-            self._entries[self._end] = Entry(item, size, ticket, is_awaited)
-            self._end += 1
-            self.bytes += size
         return ticket
+
+    def _enter(self, item: SlotItem, size: int, ticket: Ticket, is_awaited: bool) -> Entry:
+        entry = self._entries[self._end] = Entry(item, size, ticket, is_awaited)
+        self._end += 1
+        self.bytes += size
+        return entry
 
     def push(self) -> bool:
         """Send riding items, too, as soon as may be; returns whether there were any."""

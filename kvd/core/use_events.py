@@ -25,8 +25,8 @@ DID_MAX: Final = ACQUIRED | LOADED | WRITTEN | COMPUTED | SAVED
 class Used:
     """These things happened in a tenancy, in the order of their numbers, and all went well.
 
-    loads: number of the open step whose loads began when the slot was acquired, 0 for none.
     did:   sum of what is told; another one is refused.
+    loads: number of the open step whose loads began when the slot was acquired, 0 for none.
     saves: the same for the saves that were announced when it was written.
     saver: whose save has ended.
     """
