@@ -129,7 +129,7 @@ class Acquiring(Announcements):
             raise KvdRefused("slot_unknown", slot=slot, count=count, member=self._member)
         core.await_event_room(end)
         loads, kept = list(loads), kept if loads else None
-        is_whole = kept is not None and kept.is_kept and kept.loads == loads
+        is_whole = kept is not None and kept.loads == loads
         is_short = (is_whole or not loads) and -1 <= layer < LAYERS_MAX
         sizes = [] if is_short else self._checked(AcquiredItem(slot, EPOCH_MAX, layer, loads))
         wanted = _Wanted(slot, layer, loads, boot_id, end, early, kept, is_whole, sizes)

@@ -49,7 +49,7 @@ class Announcements(StepCalls):
         core = self._core
         slot, epoch, _ = tenancy
         item = WrittenItem(slot, epoch, layer, list(saves), list(reads))
-        is_whole = kept is not None and kept.is_kept and not reads and kept.saves == item.saves
+        is_whole = kept is not None and not reads and kept.saves == item.saves
         is_short = (is_whole or not (saves or reads)) and 0 <= layer < LAYERS_MAX
         core.check_process()
         sizes = [] if is_short else self._checked(item)

@@ -113,7 +113,11 @@ class StepCalls(GateWaits):
         return told.ticket
 
     def _counts(self, kept: KeptStep) -> bool:
-        """Whether copies may name the step: they begin once it is kept. The lock is held."""
+        """Whether copies may name the step: they begin once it is kept. The lock is held.
+
+        Should kvd have refused it meanwhile, it takes what they say as if it had asked for them
+        alone.
+        """
         core = self._core
         is_present = core.state is LinkState.ATTACHED and kept.generation == core.generation
         return is_present and not (kept.closes or kept.is_refused)
@@ -129,6 +133,6 @@ class StepCalls(GateWaits):
         if not kept.closes or kept.copies or kept.closed:
             return []
         kept.closed = True
-        # Where another kvd came meanwhile it was perhaps that one which was asked; otherwise it
+        # A step that was refused, too: its copies may have named it. A kvd that came meanwhile
         # does not know the number, which no step has twice.
-        return [] if kept.is_refused else [StepClosedItem(kept.number)]
+        return [StepClosedItem(kept.number)]

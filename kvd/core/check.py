@@ -136,6 +136,9 @@ def _step_problems(m: State, table: BlockTable) -> Iterator[str]:
         for number in member.steps:
             if StepId(member.ref, number) not in table.steps:
                 yield f"step {number} of {member.ref} keeps nothing"
+        for number in member.refused:
+            if number in member.steps or number > member.last_step:
+                yield f"step {number} of {member.ref} is refused, and is kept or to come"
 
 
 def _pin_problems(m: State, table: BlockTable) -> Iterator[str]:

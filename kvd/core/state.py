@@ -15,7 +15,7 @@ from kvd.core.holds import Hold, Timing
 from kvd.core.ids import MemberRef, ReadId, RequestKey, SlotRef, StepId
 from kvd.core.prefix import BlockIndex
 from kvd.core.slot import Rules, Slot
-from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec
+from kvd.core.slot_events import LoadSpec, ReadSpec, SaveSpec, StepOpened
 from kvd.core.story import Story
 from kvd.core.transfer_types import Source
 
@@ -115,6 +115,8 @@ class Member:
     leaving:  its process is gone; it stays until remote readers of its slots have ended.
     held:     indices of slots that are not free (what a tick must look at).
     steps:    open steps by number; `last_step` is the highest number of any.
+    refused:  steps that are not kept and were not closed, the latest of them: what their layers
+              copy is asked for by their number all the same.
     """
 
     ref: MemberRef
@@ -130,6 +132,7 @@ class Member:
     silent: bool = False
     held: dict[int, Tenancy] = field(default_factory=dict)
     steps: dict[int, MemberStep] = field(default_factory=dict)
+    refused: dict[int, StepOpened] = field(default_factory=dict)
     last_step: int = 0
 
 

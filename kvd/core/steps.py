@@ -3,6 +3,9 @@
 A layer of a step is announced like any other; what a step spares is the answer that each copy
 would wait for. So everything that could go wrong with a block while a copy runs that kvd has not
 heard of yet is excluded here: nobody else copies these spans meanwhile, or reads them remotely.
+
+Of a step that was refused the layers name its number, too: by then the member may not have heard
+the answer. Each of them is decided as if it had said itself what it copies.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final
 from kvd.core import slot_events as se
 from kvd.core.block_types import OpenCopy
 from kvd.core.blocks import BlockTable
-from kvd.core.errors import LocalError
+from kvd.core.errors import KvdError, LocalError
 from kvd.core.ids import LoadId, RequestKey, SaveId, StepId
 from kvd.core.pool_ops import poison_block, pool_of
 from kvd.core.state import Member, MemberStep, State
@@ -24,13 +27,15 @@ STEPS_MAX: Final = 64
 
 
 def apply(m: State, member: Member, event: se.StepOpened | se.StepClosed) -> None:
-    """Open or close a step. Raises: LocalError, with nothing changed."""
+    """Open or close a step. Raises: LocalError; then nothing is kept."""
     if event.member != member.ref:
         raise LocalError("stale_incarnation", member=event.member)
     if type(event) is se.StepOpened:
-        _open(m, member, event)
+        _open_or_remember(m, member, event)
     elif member.steps.pop(event.number, None) is not None:
         pool_of(m).close_step(StepId(member.ref, event.number))
+    else:
+        member.refused.pop(event.number, None)
 
 
 def close_all(m: State, member: Member) -> None:
@@ -38,6 +43,7 @@ def close_all(m: State, member: Member) -> None:
     for number in member.steps:
         pool_of(m).close_step(StepId(member.ref, number))
     member.steps.clear()
+    member.refused.clear()
 
 
 def of_step(member: Member, number: int) -> MemberStep:
@@ -71,25 +77,32 @@ def refused(m: State, member: Member, event: se.SlotEvent, now: int) -> None:
     if type(event) is not se.Written or not member.steps:
         return
     named = {block for save in event.saves for block in save.blocks}
-    step = member.steps.get(event.step)
+    step = member.steps.get(event.step) or member.refused.get(event.step)
     if step is not None:
-        named.update(step.targets)
+        named.update(block for save in step.saves for block in save.blocks)
     for block in sorted(named & targets_of(member)):
         poison_block(m, block, now, event)
 
 
 def resolve(member: Member, event: se.SlotEvent) -> se.SlotEvent:
-    """The same event with the copies of the step that it names.
+    """The same event with the copies of the step that it names; a step that was refused keeps
+    nothing for them.
 
     Raises: LocalError(frame_malformed).
     """
     if type(event) is se.Written and event.step:
         if event.saves:
             raise LocalError("frame_malformed", detail="saves of a step and others")
+        refused = member.refused.get(event.step)
+        if refused is not None:
+            return replace(event, saves=refused.saves, step=0)
         return replace(event, saves=of_step(member, event.step).saves)
     if type(event) is se.Acquired and event.step:
         if event.loads:
             raise LocalError("frame_malformed", detail="loads of a step and others")
+        refused = member.refused.get(event.step)
+        if refused is not None:
+            return replace(event, loads=refused.loads, step=0)
         return replace(event, loads=of_step(member, event.step).loads)
     return event
 
@@ -111,11 +124,22 @@ def check_others(
             raise LocalError("span_busy", layer="any", block=min(both), doing=f"used by {step}")
 
 
-def _open(m: State, member: Member, event: se.StepOpened) -> None:
-    table = pool_of(m)
+def _open_or_remember(m: State, member: Member, event: se.StepOpened) -> None:
     if event.number <= member.last_step:
         detail = f"step {event.number} after step {member.last_step}"
         raise LocalError("frame_malformed", detail=detail)
+    member.last_step = event.number
+    try:
+        _open(m, member, event)
+    except KvdError:
+        member.refused[event.number] = event
+        if len(member.refused) > STEPS_MAX:
+            del member.refused[next(iter(member.refused))]
+        raise
+
+
+def _open(m: State, member: Member, event: se.StepOpened) -> None:
+    table = pool_of(m)
     if sum(1 for step in table.steps if step.member == member.ref) >= STEPS_MAX:
         raise LocalError("busy", limit=STEPS_MAX, what="open steps of a member")
     if member.shard >= table.shape.num_shards:
@@ -125,7 +149,6 @@ def _open(m: State, member: Member, event: se.StepOpened) -> None:
     check_others(m, member, saved=targets, loaded=sources)
     id_ = StepId(member.ref, event.number)
     blocks = [block for save in event.saves for block in save.blocks]
-    member.last_step = event.number
     member.steps[event.number] = MemberStep(
         id_,
         event.saves,

@@ -48,7 +48,8 @@ class StepOpenedItem(msgspec.Struct, array_like=True, frozen=True, gc=False, tag
     """A step begins whose layers all load and save these blocks; at most one save.
 
     Once it was answered without a code, the loads of its layers may start without an answer of
-    their own, and its saves as soon as they were posted.
+    their own, and its saves as soon as they were posted. After a refusal nothing is kept, but until
+    it is closed a `UsedItem` may name it: then each layer has an answer of its own.
     """
 
     step: Positive
@@ -138,7 +139,8 @@ class UsedItem(msgspec.Struct, array_like=True, gc=False, tag="used"):
     Whoever tells it may add to it until it is sent.
 
     did:   sum of `ACQUIRED` ... `SAVED`; another one is refused.
-    loads: open step whose loads began when the slot was acquired, 0 for none.
+    loads: step whose loads began when the slot was acquired, 0 for none; of one that was refused
+        they have not begun.
     saves: the same for the saves that were announced when it was written, 0 for none.
     saver: whose save has ended, "" for none.
     """

@@ -28,9 +28,16 @@ MUTANTS: Final = (
     Mutant(
         "a step is not closed when another kvd came after it was asked for",
         CALLS,
-        "        return [] if kept.is_refused else [StepClosedItem(kept.number)]\n",
-        "        is_void = kept.is_refused or kept.generation != self._core.generation\n"
+        "        return [StepClosedItem(kept.number)]\n",
+        "        is_void = kept.generation != self._core.generation\n"
         "        return [] if is_void else [StepClosedItem(kept.number)]\n",
+        CLIENT,
+    ),
+    Mutant(
+        "a step that was refused is not closed",
+        CALLS,
+        "        return [StepClosedItem(kept.number)]\n",
+        "        return [] if kept.is_refused else [StepClosedItem(kept.number)]\n",
         CLIENT,
     ),
     Mutant(

@@ -35,6 +35,7 @@ SUITES: Final = MappingProxyType(
             "tests/unit/core/test_steps.py",
             "tests/unit/core/test_step_refusals.py",
             "tests/unit/core/test_step_ends.py",
+            "tests/unit/core/test_step_refused_named.py",
         ),
         "whole tenancies by example": ("tests/unit/core/test_uses.py",),
         "adoption by example": ("tests/unit/core/test_adoption.py",),

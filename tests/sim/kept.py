@@ -59,6 +59,20 @@ class KeptStep:
         kept = {block for spec in own for block in spec.blocks}
         return all(kept.issuperset(spec.blocks) for spec in specs)
 
+    def number_for(
+        self, specs: tuple[se.LoadSpec, ...] | tuple[se.SaveSpec, ...], *, refused: bool
+    ) -> int:
+        """Its number, if these are all its own and may be asked for by it though it is not kept.
+
+        refused: only once kvd has refused it; otherwise also while there is no answer.
+        """
+        own = self.saves if specs and isinstance(specs[0], se.SaveSpec) else self.loads
+        is_open = not self.closes and self.boot == self.worker.boot and not self.ok
+        if not specs or specs != own or not is_open or (refused and not self.answered):
+            return 0
+        self.worker.world.marks["asked for by a step that is not kept"] += 1
+        return self.id.number
+
     def open(self) -> None:
         """Ask for it."""
         event = se.StepOpened(self.id.member, self.id.number, self.loads, self.saves)

@@ -53,6 +53,9 @@ def acquire(worker: Worker, tenancy: Tenancy) -> None:
         tenancy.ready = True
         worker.say(event)
         return
+    if worker.kept_loads is not None:
+        number = worker.kept_loads.number_for(loads, refused=True)
+        event = se.Acquired(tenancy.ref, tenancy.layer, (), number) if number else event
     tenancy.load_asked = True
     worker.say(event, lambda code: _acquired(worker, tenancy, loads, code))
 
@@ -209,7 +212,9 @@ def _announce(worker: Worker, tenancy: Tenancy) -> None:
     tenancy.reads = reads
     step = worker.kept_saves
     if step is None or not step.keeps(saves):
-        event = se.Written(tenancy.ref, tenancy.layer, saves, tuple(reads))
+        number = step.number_for(saves, refused=False) if step is not None else 0
+        said = () if number else saves
+        event = se.Written(tenancy.ref, tenancy.layer, said, tuple(reads), number)
         worker.say(event, lambda code: _written(worker, tenancy, saves, code))
         return
     named, number = ((), step.id.number) if saves == step.saves else (saves, 0)

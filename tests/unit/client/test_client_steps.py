@@ -127,7 +127,8 @@ def test_a_step_that_is_refused_is_asked_for_by_layer(connect: Connect, kvd: Fak
     for kept in (loads, saves):
         client.slots.close_step(kept)
     client.flush()
-    assert kvd.seen[2:] == [AcquiredItem(0, 0, 3, LOADS), WrittenItem(0, 0, 3, SAVES)]
+    asked = [AcquiredItem(0, 0, 3, LOADS), WrittenItem(0, 0, 3, SAVES)]
+    assert kvd.told[2:] == [*asked, StepClosedItem(1), StepClosedItem(2)]
 
 
 def test_a_save_waits_for_a_step_that_has_no_answer_yet(connect: Connect, kvd: FakeKvd) -> None:

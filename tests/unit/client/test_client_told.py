@@ -20,6 +20,7 @@ from kvd.wire.slot_items import (
     BadSumItem,
     ComputedItem,
     LoadEndedItem,
+    LoadItem,
     PoisonedItem,
     SaveEndedItem,
     SaveItem,
@@ -29,9 +30,9 @@ from kvd.wire.slot_items import (
     WrittenItem,
 )
 from tests.unit.client.fake_kvd import FakeKvd
-from tests.unit.client.kept import SAVES, Connect, barrier, began, opened
+from tests.unit.client.kept import FEWER, LOADS, SAVES, Connect, barrier, began, opened
 from tests.unit.client.test_client_loss import closed_door
-from tests.unit.client.waiting import attached, lost, refusal
+from tests.unit.client.waiting import attached, lost, refusal, until
 
 HOUR_NS = 3_600_000_000_000
 
@@ -65,6 +66,46 @@ def test_all_of_a_tenancy_is_one_item(connect: Connect, kvd: FakeKvd) -> None:
         StepClosedItem(2),
     ]
     assert heard.wait(5) == ""
+
+
+@pytest.mark.parametrize("what", ["loads", "saves"])
+def test_it_is_one_item_though_kvd_had_not_answered_the_step(
+    connect: Connect, kvd: FakeKvd, what: str
+) -> None:
+    client = connect(contributes=True, resend_s=60.0)
+    desk, held = client.slots, kvd.silent_on(msg.Events)
+    loads, saves = (LOADS, ()) if what == "loads" else ((), SAVES)
+    step = desk.open_step(loads, saves)
+    tenancy, _ = desk.begin(0, 3, loads, kept=step if loads else None)
+    if saves:
+        desk.written(tenancy, 3, saves, kept=step)
+        desk.computed(tenancy, rides=True)
+    until(lambda: len(held) == 1)
+    kvd.as_usual(msg.Events)
+    kvd.answer_late(held[0])
+    assert step.answer.wait(5) == ""
+    if loads:
+        desk.load_ended(tenancy, True)
+        desk.written(tenancy, 3)
+        desk.computed(tenancy, rides=True)
+    else:
+        desk.save_ended(tenancy, "s", True, rides=True)
+    client.flush()
+    assert kvd.told[1:] == [
+        UsedItem(0, 0, 3, ACQUIRED | LOADED | WRITTEN | COMPUTED, 1)
+        if loads
+        else UsedItem(0, 0, 3, ACQUIRED | WRITTEN | COMPUTED | SAVED, 0, 1, "s")
+    ]
+
+
+def test_some_of_the_copies_of_a_step_are_named_in_full(connect: Connect, kvd: FakeKvd) -> None:
+    client = connect()
+    loads, saves = opened(client)
+    some = [LoadItem("r", [2], 4)]
+    tenancy, _ = client.slots.begin(0, 3, some, kept=loads)
+    client.slots.written(tenancy, 3, FEWER, kept=saves)
+    client.flush()
+    assert told(kvd) == [AcquiredItem(0, 0, 3, some), WrittenItem(0, 0, 3, FEWER)]
 
 
 def test_tenancies_of_one_slot_are_told_apart_and_in_order(connect: Connect, kvd: FakeKvd) -> None:

@@ -85,7 +85,7 @@ class StepKvd(Kvd):
         return BlockState(self.table.state[block]).name.lower()
 
     def books(self, rank: int = 0) -> Any:
-        """Everything that a step may change."""
+        """Everything that a step may change, but its number and what a refused one asked for."""
         table, member = self.table, self.member(rank)
         table.settle()
         names = (
@@ -94,7 +94,7 @@ class StepKvd(Kvd):
         )  # fmt: skip
         known = {name: getattr(table, name) for name in names}
         return deepcopy(
-            (bytes(table.state), known, list(table.policy), member.steps, member.last_step,
+            (bytes(table.state), known, list(table.policy), member.steps,
              member.slots, member.held)
         )  # fmt: skip
 

@@ -240,11 +240,13 @@ def test_a_layer_of_no_step_is_refused_and_arms_nothing(event: se.SlotEvent) -> 
     assert not kvd.table.load_blocks
 
 
-def test_a_refused_number_may_be_used_again() -> None:
+def test_a_refused_number_is_not_used_again() -> None:
+    """Copies may have named it, and would be taken for those of another step."""
     kvd = StepKvd()
     assert kvd.open(1, (spec(3),)) == "block_not_reserved"
     kvd.close(1)
-    assert kvd.open(1, (spec(*kvd.reserve("r")),)) == ""
+    assert kvd.open(1, (spec(*kvd.reserve("r")),)) == "frame_malformed"
+    assert kvd.open(2, (spec(*kvd.reserve("r")),)) == ""
 
 
 def test_a_step_of_nothing_keeps_nothing() -> None:
