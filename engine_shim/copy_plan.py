@@ -25,9 +25,9 @@ class CopyPlan:
     marks:    of a save: for each target block in order its group in `summed`, -1 for none.
     """
 
-    def __init__(self) -> None:
-        """Nothing to copy yet."""
-        self.plain = CopySpans()
+    def __init__(self, plain: CopySpans | None = None) -> None:
+        """Nothing else to copy yet."""
+        self.plain = CopySpans() if plain is None else plain
         self.summed = SummedSpans()
         self.expected: list[tuple[int, int]] = []
         self.marks = array("i")
@@ -41,9 +41,10 @@ class CopyPlan:
         self, stream: Stream, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping
     ) -> None:
         """Hand the copies to a stream."""
-        if len(self.plain) or not len(self.summed):
+        is_summed = len(self.summed) > 0
+        if not is_summed or len(self.plain):
             stream.copy(dst, src, self.plain)
-        if len(self.summed):
+        if is_summed:
             stream.copy(dst, src, self.summed)
 
     def bad(self) -> list[BadSpan]:

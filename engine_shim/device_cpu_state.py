@@ -34,6 +34,11 @@ class SharedState:
         """Add one to a count of DeviceStatistics; called under the lock."""
         self._counts[name] += 1
 
+    def count_at_once(self) -> None:
+        """Count an operation that had nothing to wait for; called under the lock."""
+        self._counts["submitted"] += 1
+        self._counts["completed"] += 1
+
     def statistics(self) -> DeviceStatistics:
         """Return the counts so far."""
         with self.changed.lock:
@@ -43,9 +48,12 @@ class SharedState:
         """Let the calling thread call the device; a stream's own thread (worker) may not."""
         self._thread.bound = True
         self._thread.worker = worker
+        self._thread.may_call = not worker
 
     def check_thread(self, what: str) -> None:
         """Raise DeviceError unless the calling thread may call the device now."""
+        if getattr(self._thread, "may_call", False):
+            return
         if getattr(self._thread, "worker", False):
             raise DeviceError(
                 DeviceCode.IN_HOST_FUNCTION,

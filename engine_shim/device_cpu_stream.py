@@ -158,7 +158,7 @@ class CpuStream:
             if self._idle() and not self._closing:
                 record.done, record.failure = True, self._failures.take_for_event()
                 own.last = record
-                self._count_at_once()
+                self._shared.count_at_once()
                 return
 
         def accepted() -> None:
@@ -177,7 +177,7 @@ class CpuStream:
         with self._shared.changed.lock:
             record = own.recorded()
             if record.done and record.failure is None and not self._closing:
-                self._count_at_once()
+                self._shared.count_at_once()
                 return
         label = f"wait for an event on stream {self.name}"
 
@@ -327,11 +327,6 @@ class CpuStream:
             self._shared.count(outcome)
             self._in_hand.remove(op)
             self._shared.changed.notify_all()
-
-    def _count_at_once(self) -> None:
-        """Count an operation that had nothing to wait for, and so needs no turn of the thread."""
-        self._shared.count("submitted")
-        self._shared.count("completed")
 
     def _idle(self) -> bool:
         return not (self._queue or self._in_hand)

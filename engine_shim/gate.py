@@ -20,6 +20,9 @@ from kvd.wire.gate_layout import STATE_FREE, STATE_HELD, split_word
 EARLY_STATES: Final = frozenset({STATE_FREE, STATE_HELD})
 """States of a word that may only be late; a slot that is closed or quarantined is not to be had."""
 
+FREE: Final = "free"
+EARLY: Final = "early"
+
 
 class AcquiredEpochs:
     """The last epoch that this member acquired, for each of its slots; -1 for none."""
@@ -33,26 +36,29 @@ class AcquiredEpochs:
         """The last epoch acquired, -1 for none."""
         return self._last[slot]
 
-    def may_acquire(self, slot: int, word: int, *, early: bool = False) -> bool:
-        """Whether the owner may write the slot now.
-
-        early: also when only the word is late: see `is_over`.
+    def opening(self, slot: int, word: int) -> str:
+        """How the slot is open to its owner: "free" by its word, "early" where only the word is
+        late (see `is_over`), "" not at all.
         """
         epoch, state = split_word(word)
-        if early and self._is_over[slot] and state in EARLY_STATES:
-            return True
-        return state == STATE_FREE and epoch > self._last[slot]
+        if state == STATE_FREE and epoch > self._last[slot]:
+            return FREE
+        return EARLY if self._is_over[slot] and state in EARLY_STATES else ""
+
+    def may_acquire(self, slot: int, word: int, *, early: bool = False) -> bool:
+        """Whether the owner may write the slot now; early: also where only the word is late."""
+        how = self.opening(slot, word)
+        return how == FREE or (early and how == EARLY)
 
     def acquire(self, slot: int, word: int, *, early: bool = False) -> int:
         """Take the slot; returns the epoch of the new tenancy.
 
         Raises: ValueError when it may not be acquired.
         """
-        if not self.may_acquire(slot, word, early=early):
+        how = self.opening(slot, word)
+        if not how or (how == EARLY and not early):
             raise ValueError(f"slot {slot} may not be acquired at word {word:#x}")
-        epoch, state = split_word(word)
-        if state != STATE_FREE or epoch <= self._last[slot]:
-            epoch = self._last[slot] + 1
+        epoch = split_word(word)[0] if how == FREE else self._last[slot] + 1
         self._last[slot], self._is_over[slot] = epoch, False
         return epoch
 

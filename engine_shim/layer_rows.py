@@ -319,9 +319,7 @@ class LayerRows:
 
 def _elsewhere(plan: CopyPlan, dst: int, src: int) -> CopyPlan:
     """The same copies, so many bytes away."""
-    moved = CopyPlan()
-    moved.plain = plan.plain.shifted(dst, src)
-    return moved
+    return CopyPlan(plan.plain.shifted(dst, src))
 
 
 def _whole_blocks(start: int, end: int, size: int) -> range:

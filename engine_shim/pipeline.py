@@ -174,9 +174,10 @@ class PrefillPipeline:
         if step.is_idle:
             return self._before_idle_write(step, layer)
         state = step.layers[layer]
-        step.reach(layer)
         started = time.monotonic_ns()
-        if step.takes_slots and not state.acquired.is_set():
+        if not step.takes_slots:
+            step.reach(layer)
+        elif not state.acquired.is_set():
             self._loader.take(step, self._ring, layer)
         for event, what in ((state.acquired, "slot"), (state.loaded, "load")):
             is_there = event.is_set() or step.failure is not None

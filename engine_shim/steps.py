@@ -161,6 +161,7 @@ class Step:
             nobody touches one any more. Not even that once `is_clear`.
         `takes_slots`: nothing is loaded in it: compute takes the slots, and the loader has no part.
         `kept_loads`, `kept_saves`: kvd was asked to keep the blocks of all layers.
+        `failure`: why the step cannot go on, None while it can; set by `fail`.
         """
         self.requests = requests
         self.is_begun = False
@@ -177,7 +178,7 @@ class Step:
         self.layers = [LayerState(Flag(lock), Flag(lock), Flag(lock)) for _ in range(num_layers)]
         self._lock = Condition()
         self._reached = -1
-        self._failure: StepFailed | None = None
+        self.failure: StepFailed | None = None
         self._failed: dict[str, StepFailed] = {}
         self._is_over = False
         self._saved: tuple[tuple[StepRequest, ...], list[SaveItem]] = ((), [])
@@ -191,16 +192,11 @@ class Step:
         is_kept = self.kept_loads is not None or self.kept_saves is not None
         return is_kept or layer + 1 < len(self.layers)
 
-    @property
-    def failure(self) -> StepFailed | None:
-        """Why the step cannot go on, None while it can."""
-        return self._failure
-
     def fail(self, failure: StepFailed) -> None:
         """The first failure counts; whoever waits for a layer wakes up."""
         with self._lock.lock:
-            if self._failure is None:
-                self._failure = failure
+            if self.failure is None:
+                self.failure = failure
             self._lock.notify_all()
         for layer in self.layers:
             layer.acquired.set()
@@ -261,7 +257,8 @@ class Step:
 
     def seconds_left(self) -> float:
         """Time until the step's deadline."""
-        return max(0.0, (self.end - time.monotonic_ns()) / 1e9)
+        left = self.end - time.monotonic_ns()
+        return left / 1e9 if left > 0 else 0.0
 
     def reach(self, layer: int) -> None:
         """The compute thread is at this layer."""
@@ -290,10 +287,10 @@ class Step:
         """
         with self._lock.lock:
             self._lock.wait_for(
-                lambda: self._reached >= layer or self._failure is not None or self._is_over,
+                lambda: self._reached >= layer or self.failure is not None or self._is_over,
                 self.seconds_left(),
             )
-            if self._failure is None and self._reached >= layer:
+            if self.failure is None and self._reached >= layer:
                 return True
             if self._is_over:
                 return False

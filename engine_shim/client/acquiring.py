@@ -203,9 +203,10 @@ class Acquiring(Announcements):
                 self._check_life(wanted)
                 word = gate.word(slot)
                 if not core.books.is_in_use(slot):
-                    if not core.books.may_take(slot, word, early=True):
+                    how = core.books.opening(slot, word)
+                    if not how:
                         return None
-                    core.gate_waits["free" if core.books.may_take(slot, word) else "early"] += 1
+                    core.gate_waits[how] += 1
                     return self._begin(wanted, word, early=True)
                 left = left_s(wanted.end)
                 if left == 0 or split_word(word)[1] == STATE_QUARANTINED:

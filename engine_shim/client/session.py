@@ -149,8 +149,9 @@ class Core:
 
     def check_process(self) -> None:
         """Raises: KvdRefused(process_forked) in a child of the process that made the client."""
-        if not self.is_own_process:
-            raise KvdRefused("process_forked", maker=self.pid, user=os.getpid())
+        here = os.getpid()
+        if here != self.pid:
+            raise KvdRefused("process_forked", maker=self.pid, user=here)
 
     def gone(self, detail: str) -> KvdRefused:
         """kvd cannot be reached any more, for this reason."""
@@ -216,20 +217,26 @@ class Core:
 
         Raises: KvdRefused(busy | unreachable | closed).
         """
-        options = self.options
+        if self._has_event_room():
+            return
         with self.lock:
-            while True:
-                if self.state in (LinkState.FAILED, LinkState.CLOSED) or self.is_closing:
-                    raise self.unreachable()
-                stream = self.stream
-                if len(stream) < options.events_max and stream.bytes < options.event_bytes_max:
-                    return
+            while not self._has_event_room():
                 self.push()
                 left = left_s(end)
                 if left == 0:
                     what = "slot events without acknowledgement"
-                    raise KvdRefused("busy", limit=options.events_max, what=what)
+                    raise KvdRefused("busy", limit=self.options.events_max, what=what)
                 self.room.wait(left)
+
+    def _has_event_room(self) -> bool:
+        """Whether more may be posted; without the lock: as it was a moment ago.
+
+        Raises: KvdRefused(unreachable | closed).
+        """
+        if self.is_closing or self.state is LinkState.FAILED or self.state is LinkState.CLOSED:
+            raise self.unreachable()
+        options, stream = self.options, self.stream
+        return len(stream) < options.events_max and stream.bytes < options.event_bytes_max
 
     # Posting ----------------------------------------------------------------------------------
 

@@ -106,12 +106,15 @@ class SlotUse:
     @property
     def is_busy(self) -> bool:
         """Whether anything of this process still touches the slot."""
-        return self.is_computing or bool(self.loads) or self.is_saved
+        return self.compute.ended is None or bool(self.loads) or self.is_saved
 
     @property
     def is_saved(self) -> bool:
         """Whether a save has not ended."""
-        return any(copy.ended is None for copy in self.saves.values())
+        for copy in self.saves.values():  # noqa: SIM110 - asked several times for each layer
+            if copy.ended is None:
+                return True
+        return False
 
 
 class SlotBooks:
@@ -139,16 +142,22 @@ class SlotBooks:
 
     # A tenancy's life -------------------------------------------------------------------------
 
-    def may_take(self, slot: int, word: int, *, early: bool = False) -> bool:
-        """Whether the gate word opens the slot to its owner; early: or will, by what we said."""
-        return self._acquired.may_acquire(slot, word, early=early)
+    def may_take(self, slot: int, word: int) -> bool:
+        """Whether the gate word opens the slot to its owner."""
+        return self._acquired.may_acquire(slot, word)
+
+    def opening(self, slot: int, word: int) -> str:
+        """"free" where the gate word opens the slot to its owner, "early" where it will, by what
+        we said; "" otherwise.
+        """
+        return self._acquired.opening(slot, word)
 
     def is_in_use(self, slot: int) -> bool:
         """Whether this process itself still touches the slot.
 
         kvd may have released it all the same: it arms nothing for a `written` that it refused.
         """
-        use = self._latest(slot)
+        use = self._last[slot]
         return use is not None and use.is_busy
 
     def is_untouched(self, slot: int, word: int) -> bool:
@@ -175,7 +184,7 @@ class SlotBooks:
         *,
         early: bool = False,
     ) -> Tenancy:
-        """Begin a tenancy; `may_take` and `is_in_use` were asked."""
+        """Begin a tenancy; `may_take` or `opening`, and `is_in_use` were asked."""
         epoch = self._acquired.acquire(slot, word, early=early)
         tenancy = Tenancy(slot, epoch, generation)
         uses = self._uses[slot]
@@ -190,7 +199,7 @@ class SlotBooks:
         Raises: KvdRefused(tenancy_misused): the slot's present tenancy is another.
         """
         slot = tenancy.slot
-        use = self._latest(slot) if 0 <= slot < len(self._uses) else None
+        use = self._last[slot] if 0 <= slot < len(self._last) else None
         if use is None or use.tenancy != tenancy:
             raise misused(tenancy, "this is not the slot's present tenancy")
         return use
