@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 
-from engine_shim.device import DeviceMemory, Stream
+from engine_shim.device import DeviceMemory, HostFunction, Stream
 from kvd.plan.runs import CopySpans, SummedSpans
 from kvd.plan.sums import ZERO_SAID, BadSpan
 from kvd_kernels.host import Mapping
@@ -38,14 +38,20 @@ class CopyPlan:
         return self.plain.num_bytes + self.summed.num_bytes
 
     def submit(
-        self, stream: Stream, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping
+        self,
+        stream: Stream,
+        dst: DeviceMemory | Mapping,
+        src: DeviceMemory | Mapping,
+        then: HostFunction,
     ) -> None:
-        """Hand the copies to a stream."""
+        """Hand the copies to a stream; `then` is called when all have ended."""
         is_summed = len(self.summed) > 0
-        if not is_summed or len(self.plain):
+        if not is_summed:
+            stream.copy(dst, src, self.plain, then)
+            return
+        if len(self.plain):
             stream.copy(dst, src, self.plain)
-        if is_summed:
-            stream.copy(dst, src, self.summed)
+        stream.copy(dst, src, self.summed, then)
 
     def bad(self) -> list[BadSpan]:
         """Blocks of an ended load that are not what was saved."""

@@ -212,9 +212,15 @@ class Stream(Protocol):
         """The name given at `Device.stream`."""
 
     def copy(
-        self, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping, spans: CopySpans
+        self,
+        dst: DeviceMemory | Mapping,
+        src: DeviceMemory | Mapping,
+        spans: CopySpans,
+        then: HostFunction | None = None,
     ) -> None:
         """Copy byte ranges; `spans` may change after the call, the bytes may not.
+
+        then: as a `notify_host` right behind it, which it may cost less than.
 
         SummedSpans may not change either, and serve one copy at a time: their `sums` are those of
         the source bytes as they were copied when the first event, host function or notification

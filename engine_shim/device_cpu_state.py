@@ -13,6 +13,7 @@ from engine_shim.device import (
     DeviceCode,
     DeviceError,
     DeviceStatistics,
+    HostFunction,
     check_timeout,
 )
 
@@ -92,6 +93,7 @@ class Op:
     begun:  whether it was begun before its turn and not taken back, so that it is not cancelled.
     flows:  whether it runs before its turn, and its end rouses the stream's thread.
     holds:  whether copies behind it must wait for its turn to end.
+    then:   a notification that follows it, with the first failure since the last one.
     """
 
     label: str
@@ -102,6 +104,7 @@ class Op:
     begun: Callable[[], bool] = _not_begun
     flows: bool = False
     holds: bool = False
+    then: HostFunction | None = None
     ended: bool = False
 
 

@@ -110,7 +110,11 @@ class CpuStream:
         self._worker = self._start_worker()
 
     def copy(
-        self, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping, spans: CopySpans
+        self,
+        dst: DeviceMemory | Mapping,
+        src: DeviceMemory | Mapping,
+        spans: CopySpans,
+        then: HostFunction | None = None,
     ) -> None:
         """Copy byte ranges; the interpreter lock is free while they move."""
         to, source = mapping_of("dst", dst), mapping_of("src", src)
@@ -118,7 +122,7 @@ class CpuStream:
         copy = _Copy(self._copies, label, to, source, spans)
         if spans.num_bytes >= TEAM_BYTES_MIN:
             copy.threads = self._device.copy_threads
-        op = Op(label, copy.run, withdraw=copy.withdraw, begun=copy.begun)
+        op = Op(label, copy.run, withdraw=copy.withdraw, begun=copy.begun, then=then)
 
         def accepted() -> None:
             op.flows = self._holding == 0 and copy.start()
@@ -260,6 +264,8 @@ class CpuStream:
                 self._copies.rouse()
             self._queue.append(op)
             shared.count("submitted")
+            if op.then is not None:
+                shared.count("submitted")
 
     def _start_worker(self, after: threading.Thread | None = None) -> threading.Thread:
         label = f"{self._device.name}{self._device.index}-{self.name}"
@@ -281,6 +287,9 @@ class CpuStream:
             while (op := self._next()) is not None:
                 is_cancelled = self._cancelling and not op.begun()
                 failure = self._cancel(op) if is_cancelled else op.run()
+                if op.then is not None:
+                    op.then(self._noted(op, failure))
+                    failure = failure if is_cancelled else None
                 self._end(op, failure)
         finally:
             if op is not None:
@@ -315,16 +324,27 @@ class CpuStream:
         op.cancel(failure)
         return failure
 
-    def _end(self, op: Op, failure: DeviceError | None) -> None:
-        outcome = "completed"
+    def _noted(self, op: Op, failure: DeviceError | None) -> DeviceError | None:
+        """Note the end of a copy; returns the failure that its notification learns of."""
         with self._shared.changed.lock:
-            if failure is not None:
-                self._failures.note(failure)
-                outcome = "cancelled" if failure.did_not_run else "failed"
+            self._note(failure)
+            self._holding -= op.holds
+            op.holds = False
+            return self._failures.take_for_host()
+
+    def _note(self, failure: DeviceError | None) -> None:
+        outcome = "completed"
+        if failure is not None:
+            self._failures.note(failure)
+            outcome = "cancelled" if failure.did_not_run else "failed"
+        self._shared.count(outcome)
+
+    def _end(self, op: Op, failure: DeviceError | None) -> None:
+        with self._shared.changed.lock:
+            self._note(failure)
             op.end()
             op.ended = True
             self._holding -= op.holds
-            self._shared.count(outcome)
             self._in_hand.remove(op)
             self._shared.changed.notify_all()
 

@@ -113,7 +113,11 @@ class VirtualStream:
         self._closing = self._cancelling = False
 
     def copy(
-        self, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping, spans: CopySpans
+        self,
+        dst: DeviceMemory | Mapping,
+        src: DeviceMemory | Mapping,
+        spans: CopySpans,
+        then: HostFunction | None = None,
     ) -> None:
         """Copy byte ranges: half of each span when the copy starts, the rest when it ends.
 
@@ -147,6 +151,8 @@ class VirtualStream:
             self._end(op, outcome)
 
         self._submit(_Op(label, start))
+        if then is not None:
+            self.notify_host(then)
 
     def busy(self, ns: int) -> None:
         """Compute for ns: what a kernel launched on this stream would do."""

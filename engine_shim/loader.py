@@ -187,11 +187,8 @@ class Loader:
             plan = plan or self._plan(layer, state.tenancy.slot, missing)
             with self._turn:
                 started = time.monotonic_ns()
-                plan.submit(self._stream, self._memory, pool)
-                state.load_event = self._device.event()
-                self._stream.record(state.load_event)
                 ended = partial(self._ended, step, layer, missing, plan, started)
-                self._stream.notify_host(ended)
+                plan.submit(self._stream, self._memory, pool, ended)
                 self.num_bytes += plan.num_bytes
         except (KvdRefused, DeviceError) as error:
             self._tell(state, ok=False)

@@ -188,8 +188,6 @@ class PrefillPipeline:
             raise step.failure
         if state.tenancy is None:
             return self._before_idle_write(step, layer)
-        if state.load_event is not None:
-            self._compute.wait(state.load_event)
         return state.tenancy.slot
 
     def _before_idle_write(self, step: Step, layer: int) -> int:

@@ -131,9 +131,8 @@ class Saver:
             self._order.wait_for_loads(task.step.seconds_left())
         self._stream.wait(task.written)
         started = time.monotonic_ns()
-        plan.submit(self._stream, pool, self._memory)
         ended = partial(self._ended, task, state, plan, started, heard)
-        self._stream.notify_host(ended)
+        plan.submit(self._stream, pool, self._memory, ended)
         self.num_bytes += plan.num_bytes
 
     def _lose(self, task: SaveTask, failure: StepFailed) -> None:

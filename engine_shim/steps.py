@@ -10,7 +10,7 @@ from typing import Final
 
 from engine_shim.client import KeptStep, KvdRefused, Tenancy, Ticket
 from engine_shim.conditions import Condition
-from engine_shim.device import DeviceError, Event
+from engine_shim.device import DeviceError
 from engine_shim.flags import Flag
 from kvd.plan.sums import BadSpan
 from kvd.wire.slot_items import LoadItem, SaveItem
@@ -122,7 +122,6 @@ class LayerState:
 
     acquired: set when `tenancy` is there, or the step has failed.
     loaded:   set when nothing is loaded into the slot any more and kvd has been told.
-    written:  the device event behind the write of the rows.
     armed:    kvd's answer to the announcement of its saves, None when there are none.
     is_let_go: compute has given the slot up while it was loaded: the loader says so in the end.
     saved:    set when the layer's save has ended and kvd knew of it, or none was started.
@@ -135,7 +134,6 @@ class LayerState:
     saved: Flag
     tenancy: Tenancy | None = None
     armed: Ticket | None = None
-    load_event: Event | None = None
     is_written: bool = False
     is_computed: bool = False
     is_let_go: bool = False

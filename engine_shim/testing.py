@@ -228,9 +228,20 @@ class FaultyStream:
         self._side: Stream | None = None
 
     def copy(
+        self,
+        dst: DeviceMemory | Mapping,
+        src: DeviceMemory | Mapping,
+        spans: CopySpans,
+        then: HostFunction | None = None,
+    ) -> None:
+        """Copy byte ranges, or fail half-way, or after the next copy; rules see `then` as host."""
+        self._copy(dst, src, spans)
+        if then is not None:
+            self.notify_host(then)
+
+    def _copy(
         self, dst: DeviceMemory | Mapping, src: DeviceMemory | Mapping, spans: CopySpans
     ) -> None:
-        """Copy byte ranges, or fail half-way, or after the next copy."""
         op, fault = self._device.submitted(self.name, "copy", spans.num_bytes)
         summed = isinstance(spans, SummedSpans)
         pieces = spans if summed else _first_bytes(spans, spans.num_bytes)

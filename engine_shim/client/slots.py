@@ -147,7 +147,7 @@ class SlotBooks:
         return self._acquired.may_acquire(slot, word)
 
     def opening(self, slot: int, word: int) -> str:
-        """"free" where the gate word opens the slot to its owner, "early" where it will, by what
+        """ "free" where the gate word opens the slot to its owner, "early" where it will, by what
         we said; "" otherwise.
         """
         return self._acquired.opening(slot, word)

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.patches import Mutant
 
 CAUGHT: Final = ("queued copies",)
+NOTIFIED: Final = ("notifications",)
 
 STREAM: Final = "engine_shim.device_cpu_stream"
 
@@ -42,9 +43,37 @@ MUTANTS: Final = (
     Mutant(
         "what held copies up holds them for ever",
         STREAM,
-        "            self._holding -= op.holds\n",
+        "            self._holding -= op.holds\n            self._in_hand.remove(op)\n",
+        "            self._in_hand.remove(op)\n",
+        CAUGHT,
+    ),
+    Mutant(
+        "a copy with a notification that was held up holds nothing for ever",
+        STREAM,
+        "            op.holds = False\n",
         "",
         CAUGHT,
+    ),
+    Mutant(
+        "a copy that was held up holds others until its notification has returned",
+        STREAM,
+        "            self._holding -= op.holds\n            op.holds = False\n",
+        "",
+        CAUGHT,
+    ),
+    Mutant(
+        "a notification of a copy learns nothing of it",
+        STREAM,
+        "                    op.then(self._noted(op, failure))\n",
+        "                    self._noted(op, failure)\n                    op.then(None)\n",
+        NOTIFIED,
+    ),
+    Mutant(
+        "a failure of a copy is one of its notification, too",
+        STREAM,
+        "                    failure = failure if is_cancelled else None\n",
+        "",
+        NOTIFIED,
     ),
     Mutant(
         "a copy that waits for its turn has the spans of then",

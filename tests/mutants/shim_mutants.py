@@ -10,22 +10,22 @@ MUTANTS: Final = (
     Mutant(
         "the free word of the last tenancy is taken",
         "engine_shim.gate",
-        "        return state == STATE_FREE and epoch > self._last[slot]\n",
-        "        return state == STATE_FREE and epoch >= self._last[slot]\n",
+        "        if state == STATE_FREE and epoch > self._last[slot]:\n",
+        "        if state == STATE_FREE and epoch >= self._last[slot]:\n",
         ("simulator",),
     ),
     Mutant(
         "a word that says held is taken",
         "engine_shim.gate",
-        "        return state == STATE_FREE and epoch > self._last[slot]\n",
-        "        return epoch > self._last[slot] or state > STATE_FREE\n",
+        "        if state == STATE_FREE and epoch > self._last[slot]:\n",
+        "        if epoch > self._last[slot] or state > STATE_FREE:\n",
         ("simulator",),
     ),
     Mutant(
         "a slot that kvd has given up is taken early",
         "engine_shim.gate",
-        "        if early and self._is_over[slot] and state in EARLY_STATES:\n",
-        "        if early and self._is_over[slot]:\n",
+        'EARLY if self._is_over[slot] and state in EARLY_STATES else ""\n',
+        'EARLY if self._is_over[slot] else ""\n',
         ("slots taken early",),
     ),
     Mutant(
@@ -38,8 +38,8 @@ MUTANTS: Final = (
     Mutant(
         "a slot is taken early at the epoch that is over",
         "engine_shim.gate",
-        "            epoch = self._last[slot] + 1\n",
-        "            epoch = self._last[slot]\n",
+        "if how == FREE else self._last[slot] + 1\n",
+        "if how == FREE else self._last[slot]\n",
         ("slots taken early",),
     ),
     Mutant(

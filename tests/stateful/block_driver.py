@@ -64,9 +64,12 @@ class BlockDriver:
         self.model.abandon(block, owner, self.now + GRACE)
 
     def save_all(self, block: int, count: int) -> None:
-        """Save every span that can be saved, well."""
+        """Save every span that can be saved, well.
+
+        The last of those that were missing makes it ready, and then nothing more can be.
+        """
         for span in self.model.spans:
-            if not self.is_busy(block, span):
+            if block in self.filling() and not self.is_busy(block, span):
                 self.end(self.begin([block], span, count), True, None)
 
     def begin(self, blocks: list[int], span: tuple[int, int], count: int) -> SaveId:

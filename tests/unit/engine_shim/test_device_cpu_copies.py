@@ -132,6 +132,33 @@ def test_a_copy_does_not_run_before_what_holds_it(
     run_all(queue, 1)
 
 
+def test_a_copy_runs_behind_the_notification_of_one_that_waited(
+    device: CpuDevice, memory: DeviceMemory
+) -> None:
+    """And the next one waits again for what holds it, once."""
+    stream, gate, stuck = device.stream("a"), device.event(), Stuck()
+    open_gate = gate.arm()
+    stream.wait(gate)
+    stream.copy(memory, memory, step(0), stuck)
+    open_gate(None)
+    assert stuck.entered.wait(WAIT_S)
+    stream.copy(memory, memory, step(1))
+    deadline = device.now_ns() + 10 * SECOND
+    while memory.read_bytes(2, 1) == b"\0":
+        assert device.now_ns() < deadline
+    stuck.leave.set()
+    stream.synchronize(10 * SECOND)
+    again = Stuck()
+    stream.launch_host(again)
+    stream.copy(memory, memory, step(2))
+    assert again.entered.wait(WAIT_S)
+    stream.copy(memory, memory, step(3), lambda _: None)
+    assert memory.read_bytes(3, 1) == b"\0"
+    again.leave.set()
+    stream.synchronize(10 * SECOND)
+    assert memory.read_bytes(4, 1) == b"\1"
+
+
 def test_copies_are_handed_over_while_others_run(
     device: CpuDevice, memory: DeviceMemory, queue: SteppedQueue
 ) -> None:
