@@ -147,6 +147,7 @@ class PrefillPipeline:
         step.takes_slots = not any(map(self._may_load, requests))
         try:
             self._keeper.open(step, self._ring)
+            step.unroll()
             self._loader.start(step, self._ring)
             step.is_begun = True
         finally:
@@ -282,7 +283,7 @@ class PrefillPipeline:
         if skipped:
             self._skip(step)
         self._keeper.close(step)  # told to kvd behind the end of the last copy
-        if wait_saves or wait_armed:
+        if wait_armed or (wait_saves and step.kept_saves is None):  # else their ends say it
             self._await_armed(step)
         for layer, state in enumerate(step.layers if wait_saves else ()):
             if not state.saved.wait(step.seconds_left()):

@@ -172,8 +172,8 @@ class Step:
         self.boot_id = boot_id
         self.is_shed = False
         self.end = end
-        lock = threading.Lock()
-        self.layers = [LayerState(Flag(lock), Flag(lock), Flag(lock)) for _ in range(num_layers)]
+        self.num_layers = num_layers
+        self.layers: list[LayerState] = []
         self._lock = Condition()
         self._reached = -1
         self.failure: StepFailed | None = None
@@ -182,13 +182,22 @@ class Step:
         self._saved: tuple[tuple[StepRequest, ...], list[SaveItem]] = ((), [])
         self._loaded: tuple[Missing, list[LoadItem]] = ([], [])
         self._skipped: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
-        self.loads_issued = Flag(lock)
+        self.loads_issued = Flag(threading.Lock())
+
+    def unroll(self) -> None:
+        """Make the states of its layers; an idle step has none.
+
+        They take time, during which kvd looks at the step.
+        """
+        lock = threading.Lock()
+        layers = range(self.num_layers)
+        self.layers = [LayerState(Flag(lock), Flag(lock), Flag(lock)) for _ in layers]
 
     def goes_on(self, layer: int) -> bool:
         """Whether kvd is bound to hear of the step when this layer is behind us: of another layer,
         or of the end of what it keeps."""
         is_kept = self.kept_loads is not None or self.kept_saves is not None
-        return is_kept or layer + 1 < len(self.layers)
+        return is_kept or layer + 1 < self.num_layers
 
     def fail(self, failure: StepFailed) -> None:
         """The first failure counts; whoever waits for a layer wakes up."""

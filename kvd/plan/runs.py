@@ -190,6 +190,19 @@ def add_rows(spans: CopySpans, start: int, end: int, dst: BlockRows, src: BlockR
         at += count
 
 
+def _add_neighbours(
+    spans: CopySpans, dst: BlockRows, src: BlockRows, to: Sequence[int], of: Sequence[int]
+) -> None:
+    """Add blocks that follow each other without a gap where their ids do: each run at once."""
+    nbytes, at = dst.block_stride, 0
+    while at < len(to):
+        end = at + 1
+        while end < len(to) and to[end] - to[at] == end - at == of[end] - of[at]:
+            end += 1
+        spans.add(dst.base + to[at] * nbytes, src.base + of[at] * nbytes, (end - at) * nbytes)
+        at = end
+
+
 def _add_blocks(spans: CopySpans, start: int, end: int, dst: BlockRows, src: BlockRows) -> int:
     """Add all whole blocks of [start, end) at once, where both ends have blocks of one size.
 
@@ -201,10 +214,11 @@ def _add_blocks(spans: CopySpans, start: int, end: int, dst: BlockRows, src: Blo
     other, askew = divmod(start - src.first_token, size)
     if src.block_tokens != size or num < 2 or skipped or askew:
         return start
-    if dst.block_stride == nbytes and src.block_stride == nbytes:
-        return start  # neighbours may join
     if not (0 <= first <= len(dst.ids) - num and 0 <= other <= len(src.ids) - num):
         return start  # and says which token has no block
+    if dst.block_stride == nbytes and src.block_stride == nbytes:
+        _add_neighbours(spans, dst, src, dst.ids[first : first + num], src.ids[other : other + num])
+        return start + num * size
     spans.add(dst.locate(start)[0], src.locate(start)[0], nbytes)
     spans.add_apart(
         [dst.base + at * dst.block_stride for at in dst.ids[first + 1 : first + num]],

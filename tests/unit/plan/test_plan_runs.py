@@ -58,6 +58,33 @@ def test_neighbours_are_one_span() -> None:
     assert len(spans) == 1
 
 
+@st.composite
+def ids_in_runs(draw: st.DrawFn) -> list[int]:
+    """Ids of 6 blocks that often follow each other, up or down, as they come out of a pool."""
+    ids = [20]
+    while len(ids) < 6:
+        ids.append(ids[-1] + draw(st.sampled_from([1, 1, 1, -1, 2])))
+    return ids
+
+
+@given(ids_in_runs(), ids_in_runs(), st.integers(0, 24), st.integers(0, 24), st.booleans())
+def test_neighbours_are_joined_as_if_they_came_one_by_one(
+    to: list[int], of: list[int], start: int, end: int, summed: bool
+) -> None:
+    dst, src = BlockRows(7, 8, 4, 2, to), BlockRows(100, 8, 4, 2, of)
+    all_, single = [SummedSpans() if summed else CopySpans() for _ in range(2)]
+    for spans in (all_, single):
+        if isinstance(spans, SummedSpans):
+            spans.begin_group()
+    add_rows(all_, start, end, dst, src)
+    for token in range(start, end):
+        single.add(_place(dst, token), _place(src, token), 2)
+    assert list(all_.buffer) == list(single.buffer)
+    assert all_.num_bytes == single.num_bytes
+    if isinstance(all_, SummedSpans) and isinstance(single, SummedSpans):
+        assert list(all_.counts) == list(single.counts)
+
+
 def test_rows_of_different_sizes_and_tokens_without_a_block_are_refused() -> None:
     rows = BlockRows(0, 8, 4, 2, [0, 1])
     with pytest.raises(ValueError, match="rows of 3 bytes do not fit rows of 2"):
