@@ -135,18 +135,18 @@ class PrefillPipeline:
             return
         whole = not self._ring.reuse and all(r.resident >= r.num_computed for r in requests)
         step.is_free = whole and all(request.optional for request in requests)
-        for book in (self._saver.lost, self._loader.lost):
-            book.expect(request.request for request in requests)
         for request in requests:
             lost = None if request.optional else self._saver.lost.why(request.request)
             lost = lost or self._loader.lost.why(request.request)
             if lost is not None:
                 step.fail_request(request.request, lost)
-        if self._options.drafts and self._rows_gone:
-            step.skips(self._options.drafts, frozenset(self._rows_gone))
-        step.takes_slots = not any(map(self._may_load, requests))
         try:
-            self._keeper.open(step, self._ring)
+            self._keeper.open(step, self._ring)  # the rest is done while kvd looks at it
+            for book in (self._saver.lost, self._loader.lost):
+                book.expect(request.request for request in requests)
+            if self._options.drafts and self._rows_gone:
+                step.skips(self._options.drafts, frozenset(self._rows_gone))
+            step.takes_slots = not any(map(self._may_load, requests))
             step.unroll()
             self._loader.start(step, self._ring)
             step.is_begun = True

@@ -130,13 +130,11 @@ class Announcements(StepCalls):
         """
         core = self._core
         core.check_process()
-        heard = self._armed_of_step(tenancy, saver)
+        heard, is_lost = self._armed_of_step(tenancy, saver)
         code = heard.code if heard is not None else ""
         if heard is None:
             code = self._await_armed(tenancy, saver, self._end(deadline_s))
-            heard = self._armed_of_step(tenancy, saver)
-        with core.lock:
-            is_lost = tenancy.generation != core.generation
+            heard, is_lost = self._armed_of_step(tenancy, saver)
         if is_lost:
             # Whatever another life of kvd says to what was announced to it meanwhile.
             code = "pool_lost"
@@ -145,12 +143,15 @@ class Announcements(StepCalls):
             raise KvdRefused(code, what=what, slot=tenancy.slot, path=core.path)
         return heard
 
-    def _armed_of_step(self, tenancy: Tenancy, saver: str) -> Ticket | None:
-        """The answer to `written`, if nobody need wait for it because the save's step is kept."""
-        with self._core.lock:
-            use = self._core.books.use_of(tenancy)
-            kept = self._core.books.save_of(use, saver).kept
-            return use.armed if kept is not None and kept.is_kept else None
+    def _armed_of_step(self, tenancy: Tenancy, saver: str) -> tuple[Ticket | None, bool]:
+        """The answer to `written`, if nobody need wait for it because the save's step is kept; and
+        whether the target blocks are of an earlier life of kvd."""
+        core = self._core
+        with core.lock:
+            use = core.books.use_of(tenancy)
+            kept = core.books.save_of(use, saver).kept
+            armed = use.armed if kept is not None and kept.is_kept else None
+            return armed, tenancy.generation != core.generation
 
     def _await_armed(self, tenancy: Tenancy, saver: str, end: int) -> str:
         """Wait for the answer to `written`, and for that to its repetitions; returns its code."""

@@ -50,7 +50,8 @@ class StepCalls(GateWaits):
         """
         core = self._core
         item = StepOpenedItem(1, list(loads), list(saves))
-        sizes = self._checked(item)
+        core.check_process()
+        sizes = core.sizes_of([item])
         core.await_event_room(self._end(deadline_s))
         with core.lock:
             core.last_step += 1

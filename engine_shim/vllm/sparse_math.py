@@ -126,8 +126,9 @@ def attention_in_parts(
 ) -> torch.Tensor:
     """Return what `attention` does over rows that come in parts, each taken when it is needed.
 
-    Sums are taken part by part, so that results differ by rounding: a relative 1e-5 of the largest
-    output at most, in float32.
+    Sums are taken part by part, so that results differ by rounding, in float32. Relative to the
+    largest output that is 1e-5, and 5e-7 for each unit of the largest score, at most: a score of
+    300 is rounded to some 2e-5, and its share is an exponential of it.
 
     Args:    parts: rows [T, K, R] and which of them are a query's [T, K]; K may differ, and a query
                     may have none in some of them. What stands in rows that are not its own is

@@ -93,11 +93,8 @@ def arm(m: State, member: Member, tenancy: Tenancy, event: se.Written) -> None:
     for save in event.saves:
         table = pool_of(m)
         tenancy.saves[save.saver] = save
-        if step is None:
-            lives = map(table.lives.__getitem__, save.blocks)
-            tenancy.targets.update(zip(save.blocks, lives, strict=True))
-        else:
-            tenancy.targets.update(step.targets)
+        lives = map(table.lives.__getitem__, save.blocks)
+        tenancy.targets.update(zip(save.blocks, lives, strict=True))
         table.begin_save(
             SaveId(event.ref, save.saver),
             event.layer,

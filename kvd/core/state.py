@@ -96,12 +96,12 @@ class Tenancy:
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """An open step: what each of its layers saves and loads, and which life of its targets."""
+    """An open step: what each of its layers saves and loads, and these blocks together."""
 
     id: StepId
     saves: tuple[SaveSpec, ...]
     loads: tuple[LoadSpec, ...]
-    targets: dict[int, int]
+    targets: frozenset[int]
     sources: tuple[int, ...]
 
 

@@ -148,14 +148,8 @@ def _open(m: State, member: Member, event: se.StepOpened) -> None:
     sources = _check_loads(m, table, member, event)
     check_others(m, member, saved=targets, loaded=sources)
     id_ = StepId(member.ref, event.number)
-    blocks = [block for save in event.saves for block in save.blocks]
-    member.steps[event.number] = MemberStep(
-        id_,
-        event.saves,
-        event.loads,
-        dict(zip(blocks, map(table.lives.__getitem__, blocks), strict=True)),
-        tuple(block for load in event.loads for block in load.blocks),
-    )
+    ordered = tuple([block for load in event.loads for block in load.blocks])
+    member.steps[event.number] = MemberStep(id_, event.saves, event.loads, targets, ordered)
     table.open_step(id_, targets, sources)
 
 

@@ -71,8 +71,8 @@ MUTANTS: Final = (
     Mutant(
         "a save of a step begins before the step has its yes",
         "engine_shim.client.announcements",
-        "            return use.armed if kept is not None and kept.is_kept else None\n",
-        "            return use.armed if kept is not None else None\n",
+        "            armed = use.armed if kept is not None and kept.is_kept else None\n",
+        "            armed = use.armed if kept is not None else None\n",
         CLIENT,
     ),
     Mutant(
@@ -148,8 +148,8 @@ MUTANTS: Final = (
     Mutant(
         "a step that kvd does not keep ends before kvd knows of its saves",
         "engine_shim.pipeline",
-        "        if wait_saves or wait_armed:\n",
-        "        if False:\n",
+        "        if wait_armed or (wait_saves and step.kept_saves is None):",
+        "        if False:",
         ("connector pipeline",),
     ),
     Mutant(

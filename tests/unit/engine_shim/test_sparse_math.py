@@ -139,4 +139,5 @@ def test_attention_in_parts_is_that_over_all_rows(data: st.DataObject) -> None:
 
     whole = sparse_math.attention(q, rows, valid, scale, latent)
     got = sparse_math.attention_in_parts(q, parts(), scale, latent)
-    assert torch.allclose(got, whole, rtol=0, atol=1e-5 * float(whole.abs().max()))
+    score = scale * float(torch.einsum("tnr,tkr->tnk", q, rows).abs().max())
+    assert torch.allclose(got, whole, rtol=0, atol=(1e-5 + 5e-7 * score) * float(whole.abs().max()))
