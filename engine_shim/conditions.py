@@ -33,4 +33,4 @@ class Condition(threading.Condition):
     def notify_all(self) -> None:
         """As `threading.Condition.notify_all`; the lock is held."""
         if self._waits:
-            super().notify_all()
+            super().notify(self._waits)

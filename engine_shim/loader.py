@@ -127,7 +127,7 @@ class Loader:
         # From here on the layer has a tenancy: what fails is for `_submit` to tell.
         with suppress(KvdRefused):
             if self._client.span_sums() is None:
-                return self._plan(layer, slot, missing)
+                return self._rows.load_plan(layer, slot, missing, None)
         return None
 
     def _answered(

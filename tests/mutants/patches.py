@@ -56,6 +56,7 @@ SUITES: Final = MappingProxyType(
         ),
         "what a client tells": ("tests/unit/client/test_client_told.py",),
         "queued copies": ("tests/unit/engine_shim/test_device_cpu_copies.py",),
+        "flags": ("tests/unit/engine_shim/test_flags.py",),
         "notifications": ("tests/unit/engine_shim/test_device_notify.py",),
         "slots taken early": (
             "tests/unit/engine_shim/test_gate.py",

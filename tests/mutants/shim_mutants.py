@@ -84,4 +84,18 @@ MUTANTS: Final = (
         "            if error.code != POOL_FULL:\n",
         ("shim under pressure",),
     ),
+    Mutant(
+        "a flag wakes one of those who wait for it",
+        "engine_shim.flags",
+        "        if bar.acquire(timeout=seconds):\n            bar.release()\n",
+        "        bar.acquire(timeout=seconds)\n",
+        ("flags",),
+    ),
+    Mutant(
+        "a flag that is set while somebody begins to wait is slept on",
+        "engine_shim.flags",
+        "            if self._is_set:\n                return True\n",
+        "",
+        ("flags",),
+    ),
 )
