@@ -147,9 +147,7 @@ class SlotBooks:
         return self._acquired.may_acquire(slot, word)
 
     def opening(self, slot: int, word: int) -> str:
-        """ "free" where the gate word opens the slot to its owner, "early" where it will, by what
-        we said; "" otherwise.
-        """
+        """How the slot is open to its owner by this gate word: see `AcquiredEpochs.opening`."""
         return self._acquired.opening(slot, word)
 
     def is_in_use(self, slot: int) -> bool:
