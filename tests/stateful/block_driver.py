@@ -66,7 +66,8 @@ class BlockDriver:
     def save_all(self, block: int, count: int) -> None:
         """Save every span that can be saved, well.
 
-        The last of those that were missing makes it ready, and then nothing more can be.
+        The last of those that were missing makes it ready, or frees it where its owner has left and
+        another block has its key; then nothing more can be saved.
         """
         for span in self.model.spans:
             if block in self.filling() and not self.is_busy(block, span):
