@@ -34,9 +34,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from engine_shim.client.event_types import Batch, Entry, Flight, StreamCounts
 from engine_shim.client.options import SECOND_NS
 from engine_shim.client.tickets import Calls, Ticket
 from kvd.wire.slot_items import SlotItem, UsedItem
@@ -54,45 +54,6 @@ AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
 """Refusals of a whole batch after which it is sent again."""
 
 
-@dataclass(slots=True)
-class Entry:
-    """A posted item; `is_open`: it was neither sent nor overtaken by an announcement, so that what
-    it tells can still be added to."""
-
-    item: SlotItem
-    size: int
-    ticket: Ticket
-    is_awaited: bool
-    is_open: bool = True
-
-
-class _Flight(NamedTuple):
-    first_no: int
-    num_items: int
-    turn: int
-    sent_at: int
-    is_awaited: bool
-
-
-class Batch(NamedTuple):
-    """Items to be sent now; `first_no` numbers items[0]."""
-
-    first_no: int
-    items: list[SlotItem]
-
-
-@dataclass(slots=True)
-class StreamCounts:
-    """Items since the client was made."""
-
-    sent: int = 0
-    acked: int = 0
-    resent: int = 0
-    refused: int = 0
-    replaced: int = 0
-    strays: int = 0
-
-
 class EventStream:
     """Everything that kvd has not acknowledged."""
 
@@ -102,10 +63,12 @@ class EventStream:
         self._window = window
         self._resend_ns = resend_ns
         self._entries: dict[int, Entry] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._base = self._cursor = self._end = self._high = 0
         self._due_end = self._ride_until = 0
         """Items before this number start a batch; those behind it ride, at most until then."""
+        self._asked_end = 0
+        """Somebody may wait for items before this number, whatever was said when they came."""
         self._turn = 0
         self._under_way = self._awaited_under_way = 0
         self._awaited_end = 0
@@ -186,6 +149,7 @@ class EventStream:
     def push(self) -> bool:
         """Send riding items, too, as soon as may be; returns whether there were any."""
         had, self._due_end = self._due_end < self._end, self._end
+        self._asked_end = self._end
         return had
 
     # Sessions ---------------------------------------------------------------------------------
@@ -225,7 +189,7 @@ class EventStream:
 
     def _open(self, items_max: int) -> None:
         self._items_max = items_max
-        self._due_end = self._awaited_end = self._end
+        self._due_end = self._awaited_end = self._asked_end = self._end
         self._flights.clear()
         self._rewind()
         self._is_open = True
@@ -291,11 +255,11 @@ class EventStream:
         self._high = max(self._high, end)
         self._under_way += 1
         self._awaited_under_way += is_awaited
-        self._flights[request_no] = _Flight(first, len(items), self._turn, now, is_awaited)
+        self._flights[request_no] = Flight(first, len(items), self._turn, now, is_awaited)
         while len(self._flights) > FLIGHTS_KEPT * self._window:
             del self._flights[next(iter(self._flights))]
         self._skip_answered()
-        return Batch(first, items)
+        return Batch(first, items, not is_awaited and first >= self._asked_end)
 
     def _skip_answered(self) -> None:
         """Move base and cursor on to items that are not answered."""
@@ -345,32 +309,46 @@ class EventStream:
         """Whether this request was a batch that has not been answered."""
         return request_no in self._flights
 
-    def seen(self, request_no: int, next_no: int, codes: Sequence[str]) -> bool:
+    def seen(self, request_no: int, next_no: int, codes: Sequence[str], since: int = -1) -> bool:
         """kvd has seen a batch, and everything before `next_no`.
 
-        Args: codes: one for each item of the batch, () = all ''.
+        Args:
+            codes: one for each item of the batch, () = all ''.
+            since: number of the first item of quiet batches before it that are answered, too, each
+                item with ''; -1 for none.
         Returns: False when the reply cannot be true: the session must be given up.
         """
         flight = self._flights.pop(request_no, None)
         if flight is None:
             self.counts.strays += 1
             return True
-        end = flight.first_no + flight.num_items
+        end = flight.end
         if not end <= next_no <= self._high or (codes and len(codes) != flight.num_items):
             return False
+        self._landed(flight)
+        self._factor = 1
+        self._hold_off = HOLD_OFF_MIN_NS
+        if 0 <= since < flight.first_no:
+            for number, other in list(self._flights.items()):
+                if since <= other.first_no and other.end <= flight.first_no:
+                    self._landed(self._flights.pop(number))
+            self._acknowledge(range(max(since, self._base), flight.first_no), ())
+        self._acknowledge(range(flight.first_no, end), codes)
+        self._skip_answered()
+        return True
+
+    def _landed(self, flight: Flight) -> None:
         if flight.turn == self._turn:
             self._under_way -= 1
             self._awaited_under_way -= flight.is_awaited
-        self._factor = 1
-        self._hold_off = HOLD_OFF_MIN_NS
-        for at, number in enumerate(range(flight.first_no, end)):
+
+    def _acknowledge(self, numbers: range, codes: Sequence[str]) -> None:
+        for at, number in enumerate(numbers):
             if number in self._entries:
                 code = codes[at] if codes else ""
                 self.counts.acked += 1
                 self.counts.refused += bool(code)
                 self._settle(number, code)
-        self._skip_answered()
-        return True
 
     def _settle(self, number: int, code: str) -> None:
         entry = self._entries.pop(number)

@@ -190,6 +190,7 @@ class Serving:
             self._incarnation,
             batch.first_no,
             batch.items,
+            batch.is_quiet,
         )
         try:
             return session.codec.encode(frame)
@@ -248,7 +249,7 @@ class Serving:
         if number in self._answers:
             self._answers.discard(number)
         elif isinstance(frame, Seen):
-            if not core.stream.seen(number, frame.next_no, frame.codes):
+            if not core.stream.seen(number, frame.next_no, frame.codes, frame.since):
                 raise SessionLost(core.gone("it acknowledges events that it was not sent"))
         elif not isinstance(frame, Error):
             core.requests.answer(number, frame)

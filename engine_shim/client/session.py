@@ -25,7 +25,8 @@ import msgspec
 
 from engine_shim.client.attaching import FileId
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import RIDE_NS, Entry, EventStream
+from engine_shim.client.event_types import Entry
+from engine_shim.client.events import RIDE_NS, EventStream
 from engine_shim.client.gate_view import GateView
 from engine_shim.client.options import SECOND_NS, ClientOptions, left_s
 from engine_shim.client.requests import RequestTable

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from engine_shim.client.errors import KvdRefused
-from engine_shim.client.events import Entry
+from engine_shim.client.event_types import Entry
 from engine_shim.client.kept import KeptStep
 from engine_shim.client.tickets import Ticket
 from engine_shim.gate import AcquiredEpochs

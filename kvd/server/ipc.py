@@ -3,15 +3,20 @@
 A frame is checked in this order: size, shape, token, then the operation. Whatever is wrong with it
 is answered with an `error` frame if its request number can be read, counted, and forgotten: the
 next frame of the next client is not disturbed.
+
+Slot events for whose answer nobody waits (`quiet`) are answered with the frame behind them, or a
+moment later: an answer costs as much as the events, on either side.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import zmq
 
 from kvd.core import effects as ef
@@ -23,7 +28,7 @@ from kvd.server.handshake import agreed
 from kvd.server.hello_checks import about_of, check_hello, port_of, store_of
 from kvd.server.node import Node
 from kvd.server.peer_ports import PeerPorts
-from kvd.server.sessions import MemberSession
+from kvd.server.sessions import MemberSession, Unsaid
 from kvd.server.zmq_pump import ZmqPump
 from kvd.wire import messages as msg
 from kvd.wire.codec import FrameError, client_codec, request_no_of, server_codec
@@ -33,6 +38,9 @@ QUEUED_FRAMES_MAX: Final = 64
 
 QUEUED_REPLIES_MAX: Final = 1000
 """Replies that wait for one client to read them; further ones are dropped and counted."""
+
+QUIET_SECONDS: Final = 0.002
+"""How long the answer to frames for which nobody waits may take."""
 
 _MS: Final = 1_000_000
 
@@ -123,7 +131,10 @@ class EngineSocket:
         if not session.said_hello:
             raise LocalError("engine_unknown", engine=session.ref.engine)
         number = frame.request_no
-        handle = node.replies.expect(lambda result: self._answered(identity, number, result))
+        if type(frame) is msg.Events:
+            handle = node.replies.expect(lambda result: self._seen(session, frame, result))
+        else:
+            handle = node.replies.expect(lambda result: self._answered(identity, number, result))
         try:
             self._operations[type(frame)](session, handle, frame)
         except KvdError as error:
@@ -135,6 +146,32 @@ class EngineSocket:
         else:
             frame = translate.reply_frame(number, self._node.boot_id, result)
             self._send(identity, frame)
+
+    def _seen(
+        self, session: MemberSession, frame: msg.Events, result: res.Result | KvdError
+    ) -> None:
+        """Answer slot events; quiet ones with the next that are not, or in a moment."""
+        if not isinstance(result, res.SlotsSeen):
+            self._answered(session.identity, frame.request_no, result)
+            return
+        unsaid, session.unsaid = session.unsaid, None
+        since = -1 if unsaid is None else min(unsaid.since, frame.first_no)
+        if frame.quiet and not result.codes:
+            first_no = frame.first_no if unsaid is None else since
+            session.unsaid = Unsaid(frame.request_no, first_no, result.next_no)
+            if unsaid is None:
+                asyncio.get_running_loop().call_later(QUIET_SECONDS, self._say, session)
+            return
+        seen = translate.reply_frame(frame.request_no, self._node.boot_id, result)
+        assert type(seen) is msg.Seen
+        self._send(session.identity, msgspec.structs.replace(seen, since=since))
+
+    def _say(self, session: MemberSession) -> None:
+        """Nothing came that the answer to quiet frames could go with."""
+        unsaid, session.unsaid = session.unsaid, None
+        if unsaid is not None and self._node.sessions.members.get(session.ref) is session:
+            number, since, next_no = unsaid
+            self._send(session.identity, msg.Seen(number, self._node.boot_id, next_no, [], since))
 
     def _refuse(self, identity: bytes, number: int, error: KvdError) -> None:
         node = self._node

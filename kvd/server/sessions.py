@@ -12,6 +12,7 @@ import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvd.core.ids import MemberRef
 from kvd.memory.gate_page import GatePage
@@ -54,6 +55,14 @@ class Session:
             self.pidfd = -1
 
 
+class Unsaid(NamedTuple):
+    """What is to be said about the events `since` .. next_no - 1; `number`: of their last frame."""
+
+    number: int
+    since: int
+    next_no: int
+
+
 @dataclass(slots=True)
 class MemberSession(Session):
     """A member of an engine.
@@ -67,6 +76,7 @@ class MemberSession(Session):
     store:     name of the store that it uses, '' before its hello.
     about:     what it says of itself, printable.
     hot:       what decode does with its hot buffers, by layer and by request.
+    unsaid:    the answer to quiet frames of slot events that was not sent yet.
     """
 
     ref: MemberRef = field(default_factory=lambda: MemberRef("", "", 0))
@@ -77,6 +87,7 @@ class MemberSession(Session):
     said_hello: bool = False
     identity: bytes = b""
     num_slots: int = 0
+    unsaid: Unsaid | None = field(default=None, kw_only=True)
     layout: BlockLayoutSpec | None = None
     device_layout: DeviceLayout | None = None
     resident: tuple[ResidentPart, ...] = ()

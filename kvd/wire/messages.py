@@ -129,12 +129,17 @@ class Renew(Request, frozen=True, tag="renew"):
 
 
 class Events(Request, frozen=True, tag="events"):
-    """A member's slot events in order; `first_no` numbers items[0], each item counts one."""
+    """A member's slot events in order; `first_no` numbers items[0], each item counts one.
+
+    quiet: nobody waits for the answer: where nothing is refused it may come a moment later, with
+        that to the frame behind it.
+    """
 
     boot_id: BootId
     incarnation: Unsigned
     first_no: Unsigned
     items: list[SlotItem]
+    quiet: bool = False
 
 
 class Answer(Request, frozen=True, tag="answer"):
@@ -293,10 +298,15 @@ class Statuses(Answered, frozen=True, tag="statuses"):
 
 
 class Seen(Answered, frozen=True, tag="seen"):
-    """Slot events before `next_no` are seen; codes as in `Statuses`."""
+    """Slot events before `next_no` are seen; codes as in `Statuses`.
+
+    since: events from this number to those of the frame are answered, too, each without a code:
+        they came in quiet frames; -1 for none.
+    """
 
     next_no: Unsigned
     codes: list[str] = []
+    since: int = -1
 
 
 class TransferOver(Answered, frozen=True, tag="transfer_over"):

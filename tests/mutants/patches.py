@@ -49,6 +49,10 @@ SUITES: Final = MappingProxyType(
             "tests/unit/engine_shim/test_kept_steps.py",
             "tests/unit/engine_shim/test_kept_steps_ends.py",
         ),
+        "event stream": (
+            "tests/unit/client/test_event_stream.py",
+            "tests/unit/client/test_event_network.py",
+        ),
         "kept steps of a client": (
             "tests/unit/client/test_client_steps.py",
             "tests/unit/client/test_client_steps_loss.py",

@@ -19,6 +19,7 @@ USE_EVENTS: Final = "kvd.core.use_events"
 
 CORE: Final = ("whole tenancies by example",)
 CLIENT: Final = ("what a client tells",)
+STREAM: Final = ("event stream",)
 
 MUTANTS: Final = (
     Mutant(
@@ -262,5 +263,47 @@ MUTANTS: Final = (
         "least.get(shard, -1) >= want and block not in written:\n",
         "least.get(shard, -1) >= want:\n",
         CORE,
+    ),
+    Mutant(
+        "a batch with something that is waited for is quiet",
+        EVENTS,
+        "not is_awaited and first >= self._asked_end)\n",
+        "first >= self._asked_end)\n",
+        STREAM,
+    ),
+    Mutant(
+        "a batch that somebody asked for is quiet",
+        EVENTS,
+        "not is_awaited and first >= self._asked_end)\n",
+        "not is_awaited)\n",
+        STREAM,
+    ),
+    Mutant(
+        "a reply answers all that was sent before it",
+        EVENTS,
+        "            self._acknowledge(range(max(since, self._base), flight.first_no), ())\n",
+        "            self._acknowledge(range(self._base, flight.first_no), ())\n",
+        STREAM,
+    ),
+    Mutant(
+        "any reply answers all that was sent before it",
+        EVENTS,
+        "        if 0 <= since < flight.first_no:\n",
+        "        if since < flight.first_no:\n",
+        STREAM,
+    ),
+    Mutant(
+        "quiet batches keep their place in the window when they are answered",
+        EVENTS,
+        "                    self._landed(self._flights.pop(number))\n",
+        "                    self._flights.pop(number)\n",
+        STREAM,
+    ),
+    Mutant(
+        "batches behind one that was answered are taken for answered",
+        EVENTS,
+        "since <= other.first_no and other.end <= flight.first_no:\n",
+        "since <= other.first_no:\n",
+        STREAM,
     ),
 )

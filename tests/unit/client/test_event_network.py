@@ -31,13 +31,15 @@ class World:
         self.posted: list[tuple[int, Ticket]] = []
         self.applied: dict[int, str] = {}
         self.order: list[int] = []
-        self.requests: deque[tuple[int, int, list[int]]] = deque()
-        self.replies: deque[tuple[int, int, list[str], str]] = deque()
+        self.requests: deque[tuple[int, int, list[int], bool]] = deque()
+        self.replies: deque[tuple[int, int, list[str], str, int]] = deque()
+        self.unsaid: tuple[int, int, int] | None = None
+        """Request number, first item and next number of quiet batches that were not answered."""
 
-    def post(self, count: int) -> None:
+    def post(self, count: int, *, is_awaited: bool = True) -> None:
         for _ in range(count):
             name = len(self.posted)
-            ticket = self.stream.append([ComputedItem(0, name)], [SIZE])
+            ticket = self.stream.append([ComputedItem(0, name)], [SIZE], is_awaited=is_awaited)
             self.posted.append((name, ticket))
 
     def send(self) -> None:
@@ -45,19 +47,19 @@ class World:
             self.request_no += 1
             batch = self.stream.take(self.request_no, self.now, 3 * SIZE)
             names = [one.epoch for one in batch.items if not isinstance(one, StepItem)]
-            self.requests.append((self.request_no, batch.first_no, names))
+            self.requests.append((self.request_no, batch.first_no, names, batch.is_quiet))
 
     def serve(self, how: str) -> None:
         """kvd takes one frame off the network: it does it, is busy, or never gets it."""
         if not self.requests:
             return
-        number, first, names = self.requests.popleft()
+        number, first, names, quiet = self.requests.popleft()
         if how == "lost":
             return
         if how == "busy":
-            self.replies.append((number, 0, [], "busy"))
+            self.replies.append((number, 0, [], "busy", -1))
         elif first > self.next_no:
-            self.replies.append((number, self.next_no, [], "out_of_order"))
+            self.replies.append((number, self.next_no, [], "out_of_order", -1))
         else:
             assert first >= self.next_no - ITEMS, "sent again what kvd has forgotten"
             for at, name in enumerate(names, first):
@@ -65,7 +67,17 @@ class World:
                     self.apply(at, name)
             self.codes = {n: c for n, c in self.codes.items() if n >= self.next_no - ITEMS}
             codes = [self.codes[at] for at in range(first, first + len(names))]
-            self.replies.append((number, self.next_no, codes if any(codes) else [], ""))
+            since = first if self.unsaid is None else min(first, self.unsaid[1])
+            self.unsaid = (number, since, self.next_no) if quiet and not any(codes) else None
+            if self.unsaid is None:
+                self.replies.append((number, self.next_no, codes if any(codes) else [], "", since))
+
+    def say(self) -> None:
+        """kvd has waited long enough with the answer to quiet batches."""
+        if self.unsaid is not None:
+            number, since, next_no = self.unsaid
+            self.replies.append((number, next_no, [], "", since))
+            self.unsaid = None
 
     def apply(self, number: int, name: int) -> None:
         assert name not in self.applied, "applied twice"
@@ -77,11 +89,11 @@ class World:
         """One reply arrives, or does not."""
         if not self.replies:
             return
-        number, next_no, codes, code = self.replies.popleft()
+        number, next_no, codes, code, since = self.replies.popleft()
         if lost:
             return
         if not code:
-            assert self.stream.seen(number, next_no, codes)
+            assert self.stream.seen(number, next_no, codes, since)
         elif self.stream.owns(number):
             assert self.stream.refused(number, code, str(next_no), self.now)
 
@@ -95,6 +107,7 @@ class World:
         self.stream.close()
         self.requests.clear()
         self.replies.clear()
+        self.unsaid = None
         if not restarted:
             assert self.stream.can_resume(self.next_no)
             self.stream.resume(self.next_no, ITEMS)
@@ -113,7 +126,7 @@ class World:
                 assert ticket.code == self.applied[name], name
 
 
-USUAL = ["post", "send", "do", "hear"]
+USUAL = ["post", "report", "send", "do", "hear", "say"]
 STEPS = st.sampled_from([*USUAL * 3, "busy", "lost", "mute", "wait", "wait", "again", "restart"])
 
 
@@ -125,8 +138,10 @@ def test_every_item_arrives_once_and_in_order_whatever_the_network_does(
     world = World()
     for step in steps:
         match step:
-            case "post":
-                world.post(count)
+            case "post" | "report":
+                world.post(count, is_awaited=step == "post")
+            case "say":
+                world.say()
             case "send":
                 world.send()
             case "do" | "busy" | "lost":
@@ -143,6 +158,7 @@ def test_every_item_arrives_once_and_in_order_whatever_the_network_does(
             break
         world.send()
         world.serve("do")
+        world.say()
         world.hear(lost=False)
         if not (world.requests or world.replies or world.stream.is_due(world.now)):
             world.wait()
