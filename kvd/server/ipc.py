@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import zmq
 
 from kvd.core import effects as ef
@@ -162,16 +161,24 @@ class EngineSocket:
             if unsaid is None:
                 asyncio.get_running_loop().call_later(QUIET_SECONDS, self._say, session)
             return
-        seen = translate.reply_frame(frame.request_no, self._node.boot_id, result)
-        assert type(seen) is msg.Seen
-        self._send(session.identity, msgspec.structs.replace(seen, since=since))
+        self._send_seen(session, frame.request_no, result.next_no, result.codes, since)
+
+    def _send_seen(
+        self,
+        session: MemberSession,
+        number: int,
+        next_no: int,
+        codes: tuple[str, ...],
+        since: int,
+    ) -> None:
+        frame = msg.Seen(number, self._node.boot_id, next_no, list(codes), since)
+        self._send(session.identity, frame)
 
     def _say(self, session: MemberSession) -> None:
         """Nothing came that the answer to quiet frames could go with."""
         unsaid, session.unsaid = session.unsaid, None
         if unsaid is not None and self._node.sessions.members.get(session.ref) is session:
-            number, since, next_no = unsaid
-            self._send(session.identity, msg.Seen(number, self._node.boot_id, next_no, [], since))
+            self._send_seen(session, unsaid.number, unsaid.next_no, (), unsaid.since)
 
     def _refuse(self, identity: bytes, number: int, error: KvdError) -> None:
         node = self._node

@@ -216,10 +216,8 @@ def answer(ref: MemberRef, frame: msg.Answer) -> ev.Event:
 
 
 def reply_frame(number: int, boot_id: bytes, result: res.Result) -> msg.ServerFrame:
-    """A result as a frame; `Joined` is made by the caller, who knows the session."""
+    """A result as a frame; the caller, who knows the session, makes those of hello and events."""
     match result:
-        case res.SlotsSeen(next_no, codes):
-            return msg.Seen(number, boot_id, next_no, list(codes))
         case res.Found(blocks):
             return msg.Found(number, boot_id, list(blocks))
         case res.Taken(blocks):
@@ -230,8 +228,8 @@ def reply_frame(number: int, boot_id: bytes, result: res.Result) -> msg.ServerFr
             return msg.TransferOver(number, boot_id, tokens)
         case res.Done():
             return msg.Done(number, boot_id)
-        case res.Joined():
-            raise AssertionError("the session makes the reply to a hello")
+        case res.Joined() | res.SlotsSeen():
+            raise AssertionError("the session makes the replies to hello and events")
 
 
 def error_frame(number: int, boot_id: bytes, error: KvdError) -> msg.Error:

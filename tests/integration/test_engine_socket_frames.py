@@ -37,7 +37,7 @@ OPTIONAL = {
     "lookup": 1,
     "commit": 1,
     "unpin": 1,
-    "events": 0,
+    "events": 1,
     "drop_transfer": 1,
     "stats": 2,
 }

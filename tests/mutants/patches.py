@@ -51,6 +51,7 @@ SUITES: Final = MappingProxyType(
         ),
         "event stream": (
             "tests/unit/client/test_event_stream.py",
+            "tests/unit/client/test_event_quiet.py",
             "tests/unit/client/test_event_network.py",
         ),
         "kept steps of a client": (
