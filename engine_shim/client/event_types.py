@@ -29,6 +29,7 @@ class Flight(NamedTuple):
     turn: int
     sent_at: int
     is_awaited: bool
+    is_quiet: bool = False
 
     @property
     def end(self) -> int:

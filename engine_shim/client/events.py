@@ -50,6 +50,10 @@ RIDE_NS: Final = 50_000_000
 FLIGHTS_KEPT: Final = 4
 """Windows of unanswered batches that are remembered; a later reply is only counted."""
 
+QUIET_MAX: Final = 2
+"""Quiet batches that may be unanswered when another one goes: kvd takes its time with the answer,
+and nothing is to wait for that."""
+
 AGAIN_LATER: Final = frozenset({"busy", "starting", "stopping"})
 """Refusals of a whole batch after which it is sent again."""
 
@@ -70,7 +74,7 @@ class EventStream:
         self._asked_end = 0
         """Somebody may wait for items before this number, whatever was said when they came."""
         self._turn = 0
-        self._under_way = self._awaited_under_way = 0
+        self._under_way = self._awaited_under_way = self._quiet_under_way = 0
         self._awaited_end = 0
         self._items_max = 1
         self._is_open = False
@@ -221,7 +225,7 @@ class EventStream:
     @property
     def _has_room(self) -> bool:
         """Whether the window lets another batch go; reports go ahead of none that is awaited."""
-        if self._under_way < self._window:
+        if self._under_way < self._window and self._quiet_under_way < QUIET_MAX:
             return True
         is_awaited = self._cursor < self._awaited_end
         most = 2 * self._window
@@ -253,13 +257,16 @@ class EventStream:
         self.counts.sent += len(items)
         self.counts.resent += max(0, min(end, self._high) - first)
         self._high = max(self._high, end)
-        self._under_way += 1
+        is_quiet = not is_awaited and first >= self._asked_end
+        self._under_way += not is_quiet
         self._awaited_under_way += is_awaited
-        self._flights[request_no] = Flight(first, len(items), self._turn, now, is_awaited)
+        self._quiet_under_way += is_quiet
+        flight = Flight(first, len(items), self._turn, now, is_awaited, is_quiet)
+        self._flights[request_no] = flight
         while len(self._flights) > FLIGHTS_KEPT * self._window:
             del self._flights[next(iter(self._flights))]
         self._skip_answered()
-        return Batch(first, items, not is_awaited and first >= self._asked_end)
+        return Batch(first, items, is_quiet)
 
     def _skip_answered(self) -> None:
         """Move base and cursor on to items that are not answered."""
@@ -299,7 +306,7 @@ class EventStream:
 
     def _rewind(self) -> None:
         self._turn += 1
-        self._under_way = self._awaited_under_way = 0
+        self._under_way = self._awaited_under_way = self._quiet_under_way = 0
         self._cursor = self._base
         self._skip_answered()
 
@@ -339,8 +346,9 @@ class EventStream:
 
     def _landed(self, flight: Flight) -> None:
         if flight.turn == self._turn:
-            self._under_way -= 1
+            self._under_way -= not flight.is_quiet
             self._awaited_under_way -= flight.is_awaited
+            self._quiet_under_way -= flight.is_quiet
 
     def _acknowledge(self, numbers: range, codes: Sequence[str]) -> None:
         for at, number in enumerate(numbers):

@@ -267,15 +267,15 @@ MUTANTS: Final = (
     Mutant(
         "a batch with something that is waited for is quiet",
         EVENTS,
-        "not is_awaited and first >= self._asked_end)\n",
-        "first >= self._asked_end)\n",
+        "not is_awaited and first >= self._asked_end\n",
+        "first >= self._asked_end\n",
         STREAM,
     ),
     Mutant(
         "a batch that somebody asked for is quiet",
         EVENTS,
-        "not is_awaited and first >= self._asked_end)\n",
-        "not is_awaited)\n",
+        "not is_awaited and first >= self._asked_end\n",
+        "not is_awaited\n",
         STREAM,
     ),
     Mutant(
@@ -304,6 +304,28 @@ MUTANTS: Final = (
         EVENTS,
         "since <= other.first_no and other.end <= flight.first_no:\n",
         "since <= other.first_no:\n",
+        STREAM,
+    ),
+    Mutant(
+        "batches wait for the answer to quiet ones",
+        EVENTS,
+        "        self._under_way += not is_quiet\n",
+        "        self._under_way += 1\n",
+        STREAM,
+    ),
+    Mutant(
+        "any number of quiet batches is sent without an answer",
+        EVENTS,
+        "and self._quiet_under_way < QUIET_MAX:\n",
+        "and True:\n",
+        STREAM,
+    ),
+    Mutant(
+        "quiet batches have no room any more when all was sent again",
+        EVENTS,
+        "        self._under_way = self._awaited_under_way = self._quiet_under_way = 0\n"
+        "        self._cursor",
+        "        self._under_way = self._awaited_under_way = 0\n        self._cursor",
         STREAM,
     ),
 )

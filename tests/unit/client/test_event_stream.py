@@ -151,6 +151,7 @@ def test_window_is_kept() -> None:
 def test_reports_do_not_hold_up_what_somebody_waits_for() -> None:
     stream = made(window=1)
     report(stream, 1)
+    stream.push()
     stream.take(1, 0, ALL)
     assert not stream.is_under_way, "nobody waits for it"
     report(stream, 2)
@@ -169,6 +170,7 @@ def test_reports_do_not_hold_up_what_somebody_waits_for() -> None:
 def test_even_with_reports_no_more_than_two_windows_are_under_way() -> None:
     stream = made(window=2)
     report(stream, *range(4))
+    stream.push()
     stream.take(1, 0, ONE)
     stream.take(2, 0, ONE)
     assert not stream.is_due(0)
