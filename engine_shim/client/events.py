@@ -18,6 +18,8 @@ number; kvd applies a number once, and answers every batch with a code for each 
 * What happens in a tenancy and goes well is added to what was told of it and not sent yet
   (`append_open`): it is no later than that by anything that kvd could notice, as tenancies are
   told apart, and what a step keeps is told to be closed behind the ends of its copies.
+* A batch for whose answer nobody waits is *quiet*: kvd answers it with the next one, or a moment
+  later, and names the first item that it answers. What it does not name so stays unanswered.
 * A batch that kvd did not take (`busy`, `starting`), a gap (`out_of_order`), or a batch that is not
   answered in time sends everything from `base` on again (go back N). Nothing is reordered.
 * kvd answers what it sees again as it answered it first, for the last `items_max` items: no more
